@@ -39,8 +39,9 @@ struct alignas(64) FailureRecord {
   uint32_t generation;
   Header expected;  // what this rank sent
   Header seen;      // what it last read from the peer
-  uint64_t waited_ns;
-  uint64_t detail;  // kIndexOutOfRange: index in the lower half, rows in the upper half
+  // kTimeout: nanoseconds waited. kIndexOutOfRange: index in the lower half, rows in the upper
+  // half.
+  uint64_t detail;
 };
 
 struct alignas(64) RankHealth {

@@ -42,6 +42,7 @@ inline constexpr uint64_t kWorkspaceMagic = 0x31304b4f54535b4cull;
 inline constexpr uint32_t kSentinel = 0xFFFFFFFFu;
 inline constexpr uint32_t kSentinelSubstitute = 0xFFFF7FFFu;
 inline constexpr uint16_t kStoredNan = 0x7FFFu;
+inline constexpr uint32_t kStoredNanPair = 0x7FFF7FFFu;
 
 // One packet: eight elements of the wire type. Its words arrive in any order, each one whole.
 struct alignas(16) Packet {

@@ -1,0 +1,206 @@
+// The Environment (comm/environment.h) on an NVIDIA GPU.
+//
+// Below sm_90 there are neither clusters nor programmatic launch: a CTA is its own cluster and the
+// dependency calls are empty. The simulator cannot see what is written here, so a test reads the
+// instructions that come out of it (moe/ptx_audit_test.py).
+#pragma once
+
+#include <cstdint>
+
+#include "comm/environment.h"
+#include "comm/protocol.h"
+
+namespace stoker::comm {
+
+class CudaEnvironment {
+ public:
+  // About a millisecond of polling: soon enough for a deadline, too rare to be seen in a launch
+  // that works.
+  static constexpr int kPollsPerLook = 1024;
+
+  __device__ __forceinline__ int thread() const { return threadIdx.x; }
+  __device__ __forceinline__ int lane() const { return threadIdx.x & 31; }
+  __device__ __forceinline__ int warp() const { return threadIdx.x >> 5; }
+  __device__ __forceinline__ int threads() const { return blockDim.x; }
+  __device__ __forceinline__ int cta() const { return blockIdx.x; }
+  __device__ __forceinline__ int ctas() const { return gridDim.x; }
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  __device__ __forceinline__ int cluster_rank() const { return Special<kClusterRank>(); }
+  __device__ __forceinline__ int cluster_size() const { return Special<kClusterSize>(); }
+  __device__ __forceinline__ int cluster() const { return Special<kClusterIndex>(); }
+  __device__ __forceinline__ int clusters() const { return Special<kClusterCount>(); }
+  __device__ __forceinline__ void GridDependencyWait() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+  }
+  __device__ __forceinline__ void LaunchDependents() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  }
+  __device__ __forceinline__ void ClusterArrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  }
+  __device__ __forceinline__ void ClusterWait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  }
+  __device__ __forceinline__ void StoreClusterShared(float* place, int cta, float value) {
+    const uint32_t local = static_cast<uint32_t>(__cvta_generic_to_shared(place));
+    asm volatile(
+        "{\n\t.reg .u32 remote;\n\t"
+        "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
+        "st.shared::cluster.f32 [remote], %2;\n\t}" ::"r"(local),
+        "r"(cta), "f"(value)
+        : "memory");
+  }
+#else
+  __device__ __forceinline__ int cluster_rank() const { return 0; }
+  __device__ __forceinline__ int cluster_size() const { return 1; }
+  __device__ __forceinline__ int cluster() const { return blockIdx.x; }
+  __device__ __forceinline__ int clusters() const { return gridDim.x; }
+  __device__ __forceinline__ void GridDependencyWait() {}
+  __device__ __forceinline__ void LaunchDependents() {}
+  __device__ __forceinline__ void ClusterArrive() {}
+  __device__ __forceinline__ void ClusterWait() {}
+  __device__ __forceinline__ void StoreClusterShared(float* place, int, float value) {
+    *place = value;
+  }
+#endif
+
+  __device__ __forceinline__ void SyncBlock() { __syncthreads(); }
+  __device__ __forceinline__ uint32_t Shuffle(uint32_t value, int lane) {
+    return __shfl_sync(0xFFFFFFFFu, value, lane);
+  }
+  __device__ __forceinline__ float ShuffleXor(float value, int mask) {
+    return __shfl_xor_sync(0xFFFFFFFFu, value, mask);
+  }
+  __device__ __forceinline__ bool Any(bool predicate) { return __any_sync(0xFFFFFFFFu, predicate); }
+
+  __device__ __forceinline__ Packet LoadInput(const Packet* p) {
+    Packet v;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                 : "l"(p));
+    return v;
+  }
+  __device__ __forceinline__ uint32_t LoadInput32(const void* p) {
+    uint32_t v;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+  }
+  __device__ __forceinline__ uint16_t LoadInput16(const void* p) {
+    uint16_t v;
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(p));
+    return v;
+  }
+  __device__ __forceinline__ void StoreOutput(Packet* p, const Packet& v) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.word[0]),
+                 "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
+                 : "memory");
+  }
+  __device__ __forceinline__ Packet LoadPacket(const Packet* p) {
+    Packet v;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                 : "l"(p)
+                 : "memory");
+    return v;
+  }
+  __device__ __forceinline__ void StorePacket(Packet* p, const Packet& v) {
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.word[0]),
+                 "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
+                 : "memory");
+  }
+  __device__ __forceinline__ uint64_t LoadHeader(const uint64_t* p) { return LoadWord64(p); }
+  __device__ __forceinline__ void StoreHeader(uint64_t* p, uint64_t v) { StoreWord64(p, v); }
+  __device__ __forceinline__ uint32_t LoadWord(const uint32_t* p) {
+    uint32_t v;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+  }
+  __device__ __forceinline__ void StoreWord(uint32_t* p, uint32_t v) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+  }
+  __device__ __forceinline__ uint64_t LoadWord64(const uint64_t* p) {
+    uint64_t v;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+  }
+  __device__ __forceinline__ void StoreWord64(uint64_t* p, uint64_t v) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+  }
+  __device__ __forceinline__ uint32_t AtomicAdd(uint32_t* p, uint32_t v) {
+    uint32_t old;
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(p), "r"(v)
+                 : "memory");
+    return old;
+  }
+  __device__ __forceinline__ uint32_t AtomicAddAcqRel(uint32_t* p, uint32_t v) {
+    uint32_t old;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(p), "r"(v)
+                 : "memory");
+    return old;
+  }
+  __device__ __forceinline__ uint32_t CompareAndSwap(uint32_t* p, uint32_t expected,
+                                                     uint32_t desired) {
+    uint32_t old;
+    asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
+                 : "=r"(old)
+                 : "l"(p), "r"(expected), "r"(desired)
+                 : "memory");
+    return old;
+  }
+  __device__ __forceinline__ uint64_t CompareAndSwap64(uint64_t* p, uint64_t expected,
+                                                       uint64_t desired) {
+    uint64_t old;
+    asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(old)
+                 : "l"(p), "l"(expected), "l"(desired)
+                 : "memory");
+    return old;
+  }
+  __device__ __forceinline__ void FenceDevice() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+  __device__ __forceinline__ void FenceSystem() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+  __device__ __forceinline__ float* SharedPartials() {
+    __shared__ float partials[kSharedFloats];
+    return partials;
+  }
+  __device__ __forceinline__ float LoadShared(const float* p) {
+    return *static_cast<const volatile float*>(p);
+  }
+
+  __device__ __forceinline__ static float Fma(float a, float b, float c) {
+    return __fmaf_rn(a, b, c);
+  }
+  __device__ __forceinline__ static float SquareRoot(float x) { return __fsqrt_rn(x); }
+  __device__ __forceinline__ static float Reciprocal(float x) { return __frcp_rn(x); }
+
+  __device__ __forceinline__ static int64_t Fresh(int64_t value) {
+    asm volatile("" : "+l"(value));
+    return value;
+  }
+
+  __device__ __forceinline__ uint64_t Clock() {
+    uint64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+    return now;
+  }
+  __device__ __forceinline__ void Await() {}
+
+ private:
+  enum Register { kClusterRank, kClusterSize, kClusterIndex, kClusterCount };
+  template <Register kWhich>
+  __device__ __forceinline__ static int Special() {
+    uint32_t v;
+    if constexpr (kWhich == kClusterRank) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(v));
+    if constexpr (kWhich == kClusterSize) asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(v));
+    if constexpr (kWhich == kClusterIndex) asm("mov.u32 %0, %%clusterid.x;" : "=r"(v));
+    if constexpr (kWhich == kClusterCount) asm("mov.u32 %0, %%nclusterid.x;" : "=r"(v));
+    return static_cast<int>(v);
+  }
+};
+
+}  // namespace stoker::comm

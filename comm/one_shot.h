@@ -1,0 +1,250 @@
+// One-shot exchange: every rank pushes its row of every token into every peer's mailbox, polls its
+// own mailbox for the peers' rows, and sums them in rank order in FP32. One cluster works on one
+// token at a time; a thread owns the same vectors (16-byte packets) of each.
+//
+// The body knows packets, ranks and epochs. What a row means is the producer's business and what
+// happens to the sum the epilogue's:
+//
+//   Producer: void Fetch(env, token)                  begin loading what Row needs; any thread
+//             void Row(env, token, vectors, rows)     this rank's row, rounded to the wire type
+//             int bad_token(), uint64_t bad_detail()  a token whose inputs this thread found bad,
+//             or -1
+//   Epilogue: void Fetch(env, token, vectors)         begin loading what Take needs
+//             void Take(env, token, vectors, v, sums)  the sum of the thread's v-th vector
+//             void Finish(env, token, vectors, parity) all vectors of the row have been taken
+//             void FillNan(env)                       called by one warp: all outputs of all tokens
+//
+// Before the launch: the mailbox holds sentinels and the headers hold epochs e - 2, or this rank's
+// earlier launches have run. After it: the same, and the epoch is one higher.
+//
+// Why no word is overwritten before it was read, and none is read before it was written (the
+// numbers are those of docs/decisions/protocol_safety.md):
+//   A rank writes a half for epoch e + 2 only after its grid e + 1 has completed [stream order, or
+//   griddepcontrol.wait], so after it had the header of e + 1 from every peer, which a peer sends
+//   only after its own grid e has completed, re-arming included. Every pair of ranks exchanges that
+//   header in every epoch, also with no tokens.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/failure_path.h"
+#include "comm/header_check.h"
+#include "comm/one_shot_params.h"
+#include "comm/protocol.h"
+#include "comm/wire_type.h"
+
+namespace stoker::comm {
+
+// The vectors of a row that one thread owns.
+template <int kVectors>
+struct Vectors {
+  int index[kVectors];
+  bool inside[kVectors];  // false beyond the end of the row
+};
+
+STOKER_DEVICE bool Arrived(const Packet& p) {
+  return p.word[0] != kSentinel && p.word[1] != kSentinel && p.word[2] != kSentinel &&
+         p.word[3] != kSentinel;
+}
+
+STOKER_DEVICE Packet NanPacket() {
+  return Packet{{kStoredNanPair, kStoredNanPair, kStoredNanPair, kStoredNanPair}};
+}
+
+template <class Env>
+STOKER_DEVICE Launch BeginLaunch(Env env, const OneShotParams& p) {
+  // Read after the grid dependency: the previous launch's last CTA advances the epoch.
+  const Control* control = ControlOf(p.workspace[p.rank]);
+  Launch launch;
+  launch.epoch = env.LoadWord(&control->epoch);
+  launch.failed = env.LoadWord(&control->abort) != 0u;
+  return launch;
+}
+
+template <int kWorld, class Env>
+STOKER_DEVICE void Push(Env env, const OneShotParams& p, uint32_t epoch, int token, int vector,
+                        const Packet& row) {
+  Packet sent = row;
+#pragma unroll
+  for (int w = 0; w < kPacketWords; ++w) {
+    if (sent.word[w] == kSentinel) sent.word[w] = kSentinelSubstitute;
+  }
+  const int64_t index = p.layout.packet_index(epoch, p.rank, token, vector);
+#pragma unroll
+  for (int i = 1; i < kWorld; ++i) {
+    // Starting behind ourselves, so that not all ranks write to rank 0 first.
+    const int peer = p.rank + i < p.layout.world ? p.rank + i : p.rank + i - p.layout.world;
+    if (i < p.layout.world) env.StorePacket(MailboxOf(p.workspace[peer]) + index, sent);
+  }
+}
+
+// Polls until every awaited packet is whole, or kPollsPerLook times; false then. A header thread
+// polls its peer's header in the same turns, so that the check costs no round trip of its own.
+template <int kWorld, class Env>
+STOKER_DEVICE bool Poll(Env env, const OneShotParams& p, uint32_t epoch, const Packet* first,
+                        uint32_t& awaited, bool& await_header, Packet (&rows)[kWorld]) {
+  const int64_t source_stride = static_cast<int64_t>(p.layout.capacity) * p.layout.stride;
+  for (int polls = 0; polls < Env::kPollsPerLook; ++polls) {
+    const int64_t stride = env.Fresh(source_stride);
+#pragma unroll
+    for (int r = 0; r < kWorld; ++r) {
+      if (awaited >> r & 1u) rows[r] = env.LoadPacket(first + r * stride);
+    }
+    if (await_header) await_header = !HeaderMatches(p, epoch, LoadPeerHeader(env, p, epoch));
+#pragma unroll
+    for (int r = 0; r < kWorld; ++r) {
+      if ((awaited >> r & 1u) && Arrived(rows[r])) awaited &= ~(1u << r);
+    }
+    if (awaited == 0u && !await_header) return true;
+    env.Await();
+  }
+  return false;
+}
+
+// This rank's mailbox has the packet of every peer when it returns, and is empty again. On failure
+// the rows are NaN and launch.failed is set.
+template <int kWorld, class Env>
+STOKER_DEVICE void Receive(Env env, const OneShotParams& p, Launch& launch, int token, int vector,
+                           bool await_header, Packet (&rows)[kWorld]) {
+  Packet* first =
+      MailboxOf(p.workspace[p.rank]) + p.layout.packet_index(launch.epoch, 0, token, vector);
+  const uint32_t peers = ((1u << p.layout.world) - 1u) & ~(1u << p.rank);
+  while (!launch.failed) {
+    // All packets are polled anew after a look at the clock: nothing is re-armed before all are
+    // here, and no packet has to be kept in registers across the slow path.
+    uint32_t awaited = peers;
+    if (Poll<kWorld>(env, p, launch.epoch, first, awaited, await_header, rows)) {
+      const int64_t source_stride = static_cast<int64_t>(p.layout.capacity) * p.layout.stride;
+#pragma unroll
+      for (int r = 0; r < kWorld; ++r) {
+        if (peers >> r & 1u) {
+          env.StorePacket(first + r * source_stride,
+                          Packet{{kSentinel, kSentinel, kSentinel, kSentinel}});
+        }
+      }
+      return;
+    }
+    if (await_header && !HeaderMayCome(env, p, launch.epoch)) {
+      launch.failed = true;
+      break;
+    }
+    if (awaited == 0u) awaited = 1u << env.thread();  // only the header is missing
+    launch.failed = !MayWait(env, p, launch.epoch, awaited, token, vector);
+  }
+  if (await_header) AwaitHeader(env, p, launch.epoch, true);
+#pragma unroll
+  for (int r = 0; r < kWorld; ++r) rows[r] = NanPacket();
+}
+
+// FP32 sum of one vector over the ranks, in rank order, so that all ranks get the same bits. The
+// own row, rounded like the others, stands in at its place.
+template <class T, int kWorld>
+STOKER_DEVICE void SumRanks(const OneShotParams& p, const Packet& own, const Packet (&rows)[kWorld],
+                            float (&sums)[kPacketElements]) {
+#pragma unroll
+  for (int w = 0; w < kPacketWords; ++w) {
+    Unpack<T>(p.rank == 0 ? own.word[w] : rows[0].word[w], sums[2 * w], sums[2 * w + 1]);
+#pragma unroll
+    for (int r = 1; r < kWorld; ++r) {
+      if (r < p.layout.world) {
+        float low, high;
+        Unpack<T>(p.rank == r ? own.word[w] : rows[r].word[w], low, high);
+        sums[2 * w] = sums[2 * w] + low;
+        sums[2 * w + 1] = sums[2 * w + 1] + high;
+      }
+    }
+  }
+}
+
+// The end of a launch: the last CTA to arrive decides for all of them whether the outputs stand,
+// and hands the counters over to the next launch. Nothing of the launch is touched after that.
+template <class Env, class Epilogue>
+STOKER_DEVICE void FinishLaunch(Env env, const OneShotParams& p, const Launch& launch,
+                                Epilogue& epilogue) {
+  env.SyncBlock();  // the CTA's stores and polls come before its arrival
+  if (env.warp() != 0) return;
+  Control* control = ControlOf(p.workspace[p.rank]);
+  uint32_t arrived = 0;
+  // Release: this CTA's outputs come before a NaN fill. Acquire: the last one sees all abort words.
+  if (env.lane() == 0) arrived = env.AtomicAddAcqRel(&control->finished, 1u);
+  arrived = env.Shuffle(arrived, 0);
+  if (arrived != static_cast<uint32_t>(env.ctas()) - 1u) return;
+  const uint32_t abort = env.LoadWord(&control->abort);
+  const uint64_t wait_since = env.LoadWord64(&control->wait_since_ns);
+  if (abort != 0u) epilogue.FillNan(env);
+  if (wait_since != 0u) CloseWait(env, p);
+  if (env.lane() == 0) {
+    env.StoreWord(&control->started, 0u);
+    env.StoreWord(&control->finished, 0u);
+    env.StoreWord64(&control->wait_since_ns, 0u);
+    env.StoreWord(&control->epoch, launch.epoch + 1u);
+  }
+}
+
+template <class T, int kWorld, int kVectors, class Env, class Producer, class Epilogue>
+STOKER_DEVICE void OneShot(Env env, const OneShotParams& p, Producer& producer,
+                           Epilogue& epilogue) {
+  env.ClusterArrive();  // met before the first store to a neighbour: it must have started
+  env.GridDependencyWait();
+  if (p.early_trigger != 0u) env.LaunchDependents();
+
+  uint32_t ticket = 0;
+  if (env.thread() == 0) {
+    ticket = env.AtomicAdd(&ControlOf(p.workspace[p.rank])->started, 1u);
+  }
+  int token = env.cluster();
+  if (token < p.tokens) producer.Fetch(env, token);
+  Launch launch = BeginLaunch(env, p);
+  SendHeader(env, p, launch.epoch);
+  bool await_header = IsHeaderThread(env, p);
+
+  Vectors<kVectors> vectors;
+  const int row_threads = env.cluster_size() * env.threads();
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    vectors.index[v] = env.cluster_rank() * env.threads() + env.thread() + v * row_threads;
+    vectors.inside[v] = vectors.index[v] < p.packets;
+  }
+  if (token >= p.tokens && await_header) AwaitHeader(env, p, launch.epoch, launch.failed);
+  env.ClusterWait();
+
+  if (ticket >= static_cast<uint32_t>(env.ctas())) {
+    Fail(env, p, launch.epoch, FailureCode::kOverlap, -1, -1, -1, 0u);
+    launch.failed = true;
+  }
+
+  for (int turn = 0; token < p.tokens; token += env.clusters(), ++turn) {
+    Packet own[kVectors];
+    producer.Row(env, token, vectors, own);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (vectors.inside[v]) Push<kWorld>(env, p, launch.epoch, token, vectors.index[v], own[v]);
+    }
+    if (token + env.clusters() < p.tokens) producer.Fetch(env, token + env.clusters());
+    epilogue.Fetch(env, token, vectors);
+
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (!vectors.inside[v]) continue;
+      Packet rows[kWorld] = {};
+      Receive(env, p, launch, token, vectors.index[v], await_header, rows);
+      await_header = false;
+      float sums[kPacketElements];
+      SumRanks<T>(p, launch.failed ? NanPacket() : own[v], rows, sums);
+      epilogue.Take(env, token, vectors, v, sums);
+    }
+    if (await_header)
+      AwaitHeader(env, p, launch.epoch, launch.failed);  // a header thread beyond the row's end
+    await_header = false;
+    epilogue.Finish(env, token, vectors, turn & 1);
+  }
+
+  if (p.early_trigger == 0u) env.LaunchDependents();
+  if (producer.bad_token() >= 0) {
+    Fail(env, p, launch.epoch, FailureCode::kIndexOutOfRange, -1, producer.bad_token(), -1,
+         producer.bad_detail());
+  }
+  FinishLaunch(env, p, launch, epilogue);
+}
+
+}  // namespace stoker::comm

@@ -1,0 +1,149 @@
+// The producer of a MoE layer's tail: gathers the expert rows of a token, weights and sums them in
+// FP32, adds the shared expert and the cold experts, and rounds once. The formula is in
+// moe/arguments.h.
+//
+// Lane k of each warp loads route k (index and weight: one transaction each), the warp passes them
+// around, and rows are loaded in chunks of eight before the first is used.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/failure_path.h"
+#include "comm/one_shot.h"
+#include "comm/protocol.h"
+#include "comm/wire_type.h"
+#include "moe/load_vector.h"
+
+namespace stoker::moe {
+
+struct FinalizeParams {
+  const comm::Packet* rows;
+  const int32_t* indices;
+  const void* weights;  // null: every weight is 1
+  const comm::Packet* shared;
+  const void* cold;
+  int64_t row_count;
+  int32_t packets;  // per row
+  int32_t top_k;
+  float routed_scaling_factor;
+  uint32_t weights_fp32;
+  uint32_t cold_fp32;
+};
+
+inline constexpr int kRowsInFlight = 8;
+inline constexpr uint32_t kMinusZeroPair = 0x80008000u;
+
+template <class T>
+class FinalizeProducer {
+ public:
+  STOKER_DEVICE explicit FinalizeProducer(const FinalizeParams& params) : p_(params) {}
+
+  template <class Env>
+  STOKER_DEVICE void Fetch(Env env, int token) {
+    index_ = -1;
+    weight_ = comm::BitsFromFloat(1.0f);
+    if (env.lane() >= p_.top_k) return;
+    const int64_t route = static_cast<int64_t>(token) * p_.top_k + env.lane();
+    index_ = static_cast<int32_t>(env.LoadInput32(p_.indices + route));
+    if (p_.weights == nullptr) return;
+    if (p_.weights_fp32 != 0u) {
+      weight_ = env.LoadInput32(static_cast<const float*>(p_.weights) + route);
+    } else {
+      weight_ = env.LoadInput16(static_cast<const uint16_t*>(p_.weights) + route);
+    }
+  }
+
+  template <class Env, int kVectors>
+  STOKER_DEVICE void Row(Env env, int token, const comm::Vectors<kVectors>& vectors,
+                         comm::Packet (&rows)[kVectors]) {
+    const bool bad = index_ >= p_.row_count;
+    if (bad) {
+      bad_token_ = token;
+      bad_index_ = index_;
+      index_ = -1;
+    }
+    float weight = comm::FloatFromBits(weight_);
+    if (p_.weights != nullptr && p_.weights_fp32 == 0u) {
+      weight = T::ToFloat(static_cast<uint16_t>(weight_));
+    }
+    if (index_ < 0) weight = 0.0f;
+    const bool token_bad = env.Any(bad);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      float sum[comm::kPacketElements] = {};
+      SumRoutes(env, weight, vectors.index[v], vectors.inside[v], sum);
+      if (vectors.inside[v]) AddTail(env, token, vectors.index[v], sum);
+#pragma unroll
+      for (int w = 0; w < comm::kPacketWords; ++w) {
+        // A row that cannot be right must not look right on any rank.
+        rows[v].word[w] =
+            token_bad ? comm::kStoredNanPair : comm::Pack<T>(sum[2 * w], sum[2 * w + 1]);
+      }
+    }
+  }
+
+  STOKER_DEVICE int32_t bad_token() const { return bad_token_; }
+  STOKER_DEVICE uint64_t bad_detail() const {
+    return static_cast<uint64_t>(p_.row_count) << 32 | static_cast<uint32_t>(bad_index_);
+  }
+
+ private:
+  // A dropped route has weight +0 and a row of -0: fma(+0, -0, a) = a for every a, signed zeros,
+  // NaN and infinities included, so it needs no branch of its own.
+  template <class Env>
+  STOKER_DEVICE void SumRoutes(Env env, float weight, int vector, bool inside,
+                               float (&sum)[comm::kPacketElements]) {
+    const comm::Packet* column = p_.rows + vector;
+#pragma unroll 1
+    for (int first = 0; first < p_.top_k; first += kRowsInFlight) {
+      comm::Packet row[kRowsInFlight];
+#pragma unroll
+      for (int k = 0; k < kRowsInFlight; ++k) {
+        const int32_t index =
+            static_cast<int32_t>(env.Shuffle(static_cast<uint32_t>(index_), (first + k) & 31));
+        row[k] = comm::Packet{{kMinusZeroPair, kMinusZeroPair, kMinusZeroPair, kMinusZeroPair}};
+        if (index >= 0 && inside) {
+          row[k] = env.LoadInput(column + static_cast<int64_t>(index) * p_.packets);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kRowsInFlight; ++k) {
+        const float w =
+            comm::FloatFromBits(env.Shuffle(comm::BitsFromFloat(weight), (first + k) & 31));
+#pragma unroll
+        for (int i = 0; i < comm::kPacketWords; ++i) {
+          float low, high;
+          comm::Unpack<T>(row[k].word[i], low, high);
+          sum[2 * i] = env.Fma(w, low, sum[2 * i]);
+          sum[2 * i + 1] = env.Fma(w, high, sum[2 * i + 1]);
+        }
+      }
+    }
+  }
+
+  template <class Env>
+  STOKER_DEVICE void AddTail(Env env, int token, int vector, float (&sum)[comm::kPacketElements]) {
+    const int64_t at = static_cast<int64_t>(token) * p_.packets + vector;
+    float addend[comm::kPacketElements];
+#pragma unroll
+    for (int i = 0; i < comm::kPacketElements; ++i) sum[i] = sum[i] * p_.routed_scaling_factor;
+    if (p_.shared != nullptr) {
+      LoadVector<T>(env, p_.shared, false, at, addend);
+#pragma unroll
+      for (int i = 0; i < comm::kPacketElements; ++i) sum[i] = sum[i] + addend[i];
+    }
+    if (p_.cold != nullptr) {
+      LoadVector<T>(env, p_.cold, p_.cold_fp32 != 0u, at, addend);
+#pragma unroll
+      for (int i = 0; i < comm::kPacketElements; ++i) sum[i] = sum[i] + addend[i];
+    }
+  }
+
+  const FinalizeParams& p_;
+  int32_t index_ = -1;   // of route `lane`
+  uint32_t weight_ = 0;  // its weight's bits, of T or FP32
+  int32_t bad_token_ = -1;
+  int32_t bad_index_ = -1;
+};
+
+}  // namespace stoker::moe

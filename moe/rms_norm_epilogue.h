@@ -1,0 +1,139 @@
+// The epilogue of a fused tail: rounds the sum over ranks, adds the residual, and normalises the
+// row. The formula is in moe/arguments.h, its rounding in docs/decisions/numerics.md.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/one_shot.h"
+#include "comm/protocol.h"
+#include "comm/row_reduction.h"
+#include "comm/wire_type.h"
+#include "moe/load_vector.h"
+
+namespace stoker::moe {
+
+struct RmsNormParams {
+  const comm::Packet* residual_in;  // null: there is none
+  const void* gamma;
+  comm::Packet* residual_out;
+  comm::Packet* norm_out;
+  int32_t tokens;
+  int32_t packets;       // per row
+  float inverse_hidden;  // 1 / H, rounded once
+  float eps;
+  float weight_bias;
+  uint32_t gamma_fp32;
+  uint32_t fp32_residual;  // comm::Mode::kFp32Residual
+};
+
+template <class T, int kVectors>
+class RmsNormEpilogue {
+ public:
+  STOKER_DEVICE explicit RmsNormEpilogue(const RmsNormParams& params) : p_(params) {}
+
+  // Puts the residual into flight, so that it arrives while the peers' rows do.
+  template <class Env>
+  STOKER_DEVICE void Fetch(Env env, int token, const comm::Vectors<kVectors>& vectors) {
+    if (p_.residual_in == nullptr) return;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (vectors.inside[v]) x_[v] = env.LoadInput(p_.residual_in + At(token, vectors.index[v]));
+    }
+  }
+
+  template <class Env>
+  STOKER_DEVICE void Take(Env env, int token, const comm::Vectors<kVectors>& vectors, int v,
+                          const float (&sums)[comm::kPacketElements]) {
+    AddResidual(sums, x_[v]);
+    env.StoreOutput(p_.residual_out + At(token, vectors.index[v]), x_[v]);
+  }
+
+  template <class Env>
+  STOKER_DEVICE void Finish(Env env, int token, const comm::Vectors<kVectors>& vectors,
+                            int parity) {
+    float squares[kVectors] = {};
+    comm::Packet gamma[kVectors] = {};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (!vectors.inside[v]) continue;
+      // In flight during the reduction.
+      if (p_.gamma_fp32 == 0u) {
+        gamma[v] = env.LoadInput(static_cast<const comm::Packet*>(p_.gamma) + vectors.index[v]);
+      }
+#pragma unroll
+      for (int w = 0; w < comm::kPacketWords; ++w) {
+        float low, high;
+        comm::Unpack<T>(x_[v].word[w], low, high);
+        squares[v] = env.Fma(low, low, squares[v]);
+        squares[v] = env.Fma(high, high, squares[v]);
+      }
+    }
+    const float total = comm::SumOverRow<kVectors>(env, squares, p_.packets, parity);
+    const float rstd = env.Reciprocal(env.SquareRoot(env.Fma(total, p_.inverse_hidden, p_.eps)));
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (!vectors.inside[v]) continue;
+      float scale[comm::kPacketElements];
+      Scale(env, gamma[v], vectors.index[v], scale);
+      comm::Packet out;
+#pragma unroll
+      for (int w = 0; w < comm::kPacketWords; ++w) {
+        float low, high;
+        comm::Unpack<T>(x_[v].word[w], low, high);
+        out.word[w] = comm::Pack<T>((low * rstd) * scale[2 * w], (high * rstd) * scale[2 * w + 1]);
+      }
+      env.StoreOutput(p_.norm_out + At(token, vectors.index[v]), out);
+    }
+  }
+
+  template <class Env>
+  STOKER_DEVICE void FillNan(Env env) {
+    const int64_t packets = static_cast<int64_t>(p_.tokens) * p_.packets;
+    for (int64_t i = env.lane(); i < packets; i += 32) {
+      env.StoreOutput(p_.residual_out + i, comm::NanPacket());
+      env.StoreOutput(p_.norm_out + i, comm::NanPacket());
+    }
+  }
+
+ private:
+  STOKER_DEVICE int64_t At(int token, int vector) const {
+    return static_cast<int64_t>(token) * p_.packets + vector;
+  }
+
+  // x holds the residual before and the sum with it after.
+  STOKER_DEVICE void AddResidual(const float (&sums)[comm::kPacketElements],
+                                 comm::Packet& x) const {
+#pragma unroll
+    for (int w = 0; w < comm::kPacketWords; ++w) {
+      float low = sums[2 * w], high = sums[2 * w + 1];
+      if (p_.fp32_residual == 0u) comm::Unpack<T>(comm::Pack<T>(low, high), low, high);
+      if (p_.residual_in != nullptr) {
+        float residual_low, residual_high;
+        comm::Unpack<T>(x.word[w], residual_low, residual_high);
+        low = low + residual_low;
+        high = high + residual_high;
+      }
+      x.word[w] = comm::Pack<T>(low, high);
+    }
+  }
+
+  template <class Env>
+  STOKER_DEVICE void Scale(Env env, const comm::Packet& gamma, int vector,
+                           float (&scale)[comm::kPacketElements]) const {
+    if (p_.gamma_fp32 != 0u) {
+      LoadVector<T>(env, p_.gamma, true, vector, scale);
+    } else {
+#pragma unroll
+      for (int w = 0; w < comm::kPacketWords; ++w) {
+        comm::Unpack<T>(gamma.word[w], scale[2 * w], scale[2 * w + 1]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < comm::kPacketElements; ++i) scale[i] = p_.weight_bias + scale[i];
+  }
+
+  const RmsNormParams& p_;
+  comm::Packet x_[kVectors] = {};
+};
+
+}  // namespace stoker::moe

@@ -1,0 +1,177 @@
+"""Finds the libraries that this machine has and makes a repository of each.
+
+A missing one is an error only for a target that needs it; the message names the package to install.
+"""
+
+_ABSL = "absl"
+
+def _find(ctx, paths, package, command):
+    for path in paths:
+        if path and ctx.path(path).exists:
+            return str(path)
+    fail("%s is missing (looked for %s). Install it: %s" % (package, ", ".join(paths), command))
+
+def _apt(package):
+    return "apt-get install " + package
+
+def _system_library_impl(ctx):
+    _find(ctx, [ctx.attr.header], ctx.attr.package, _apt(ctx.attr.package))
+    names = [ctx.attr.name] if not ctx.attr.targets else ctx.attr.targets
+    rules = ['package(default_visibility = ["//visibility:public"])']
+    rules.append("cc_library(name = \"_all\", linkopts = %s)" % repr(ctx.attr.linkopts))
+    for name in names:
+        rules.append("cc_library(name = \"%s\", deps = [\":_all\"])" % name)
+    ctx.file("BUILD", "\n".join(rules) + "\n")
+
+# A library whose headers lie in /usr/include and that a -l option links.
+system_library = repository_rule(
+    implementation = _system_library_impl,
+    attrs = {
+        "header": attr.string(mandatory = True),
+        "package": attr.string(mandatory = True),
+        "linkopts": attr.string_list(),
+        "targets": attr.string_list(doc = "names of the targets; by default that of the repository"),
+    },
+    local = True,
+)
+
+def _absl_impl(ctx):
+    _find(ctx, ["/usr/include/absl/base/config.h"], "Abseil", _apt("libabsl-dev"))
+    library = ctx.path("/usr/lib/x86_64-linux-gnu")
+    archives = sorted([f.basename for f in library.readdir() if f.basename.startswith("libabsl_") and f.basename.endswith(".a")])
+    if not archives:
+        fail("Abseil's static archives are missing from %s. Install them: %s" % (library, _apt("libabsl-dev")))
+
+    # One group: the archives refer to each other in cycles, and only what is used is linked.
+    group = ["-Wl,--start-group"] + ["-l:" + a for a in archives] + ["-Wl,--end-group"]
+    rules = ['package(default_visibility = ["//visibility:public"])']
+    rules.append("cc_library(name = \"_all\", linkopts = %s)" % repr(group))
+    for name in ctx.attr.targets:
+        rules.append("cc_library(name = \"%s\", deps = [\":_all\"])" % name)
+    ctx.file("BUILD", "\n".join(rules) + "\n")
+
+absl_repository = repository_rule(
+    implementation = _absl_impl,
+    attrs = {"targets": attr.string_list(mandatory = True)},
+    local = True,
+)
+
+def _googletest_impl(ctx):
+    root = _find(ctx, ["/usr/src/googletest"], "GoogleTest", _apt("googletest"))
+    ctx.symlink(root + "/googletest", "googletest")
+    ctx.symlink(root + "/googlemock", "googlemock")
+    ctx.file("BUILD", """
+package(default_visibility = ["//visibility:public"])
+
+cc_library(
+    name = "gtest",
+    srcs = ["googletest/src/gtest-all.cc", "googlemock/src/gmock-all.cc"],
+    hdrs = glob(["googletest/include/**/*.h", "googlemock/include/**/*.h"]),
+    copts = ["-w"],
+    includes = ["googletest/include", "googlemock/include"],
+    linkopts = ["-lpthread"],
+    textual_hdrs = glob(
+        ["googletest/src/*", "googlemock/src/*"],
+        exclude = ["googlemock/src/gmock_main.cc", "googletest/src/gtest_main.cc"],
+    ),
+    deps = [":private"],
+)
+
+cc_library(
+    name = "private",
+    includes = ["googletest", "googlemock"],
+)
+
+cc_library(
+    name = "gtest_main",
+    srcs = ["googlemock/src/gmock_main.cc"],
+    copts = ["-w"],
+    deps = [":gtest"],
+)
+""")
+
+googletest_repository = repository_rule(implementation = _googletest_impl, local = True)
+
+def _cuda_home(ctx):
+    candidates = [ctx.os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
+    return _find(ctx, [c for c in candidates if c], "The CUDA Toolkit", "see developer.nvidia.com/cuda-downloads, or set CUDA_HOME")
+
+def _cuda_impl(ctx):
+    root = _cuda_home(ctx)
+    include = _find(ctx, [root + "/targets/x86_64-linux/include", root + "/include"], "The CUDA headers", "the CUDA Toolkit")
+    lib = _find(ctx, [root + "/targets/x86_64-linux/lib", root + "/lib64"], "The CUDA libraries", "the CUDA Toolkit")
+    ctx.symlink(include, "include")
+    ctx.symlink(lib + "/libcudart_static.a", "lib/libcudart_static.a")
+    ctx.file("defs.bzl", "CUDA_HOME = %r\n" % root)
+    ctx.file("BUILD", """
+package(default_visibility = ["//visibility:public"])
+
+cc_library(
+    name = "headers",
+    hdrs = glob(["include/**"]),
+    # Included as system headers, so that our warnings do not judge them.
+    includes = ["include"],
+)
+
+cc_library(
+    name = "cudart",
+    srcs = ["lib/libcudart_static.a"],
+    linkopts = ["-lpthread", "-ldl", "-lrt"],
+    deps = [":headers"],
+)
+""")
+
+cuda_repository = repository_rule(implementation = _cuda_impl, environ = ["CUDA_HOME"], local = True)
+
+def _nccl_impl(ctx):
+    root = _cuda_home(ctx)
+    header = _find(ctx, [root + "/include/nccl.h", "/usr/include/nccl.h"], "NCCL", _apt("libnccl-dev"))
+    ctx.symlink(header, "include/nccl.h")
+    ctx.file("BUILD", """
+package(default_visibility = ["//visibility:public"])
+
+# Headers only: the library is opened at run time, where torch or the system has it.
+cc_library(
+    name = "headers",
+    hdrs = ["include/nccl.h"],
+    includes = ["include"],
+    deps = ["@cuda//:headers"],
+)
+""")
+
+nccl_repository = repository_rule(implementation = _nccl_impl, environ = ["CUDA_HOME"], local = True)
+
+def stoker_repositories():
+    """Declares every third-party repository. Each is looked for only when a target needs it."""
+    absl_repository(
+        name = _ABSL,
+        targets = [
+            "base",
+            "cleanup",
+            "container",
+            "flags",
+            "flags_parse",
+            "flags_usage",
+            "flat_hash_map",
+            "flat_hash_set",
+            "function_ref",
+            "hash",
+            "inlined_vector",
+            "random",
+            "span",
+            "status",
+            "statusor",
+            "str_format",
+            "strings",
+            "synchronization",
+            "time",
+            "types",
+        ],
+    )
+    googletest_repository(name = "googletest")
+    cuda_repository(name = "cuda")
+    nccl_repository(name = "nccl")
+    system_library(name = "benchmark", header = "/usr/include/benchmark/benchmark.h", linkopts = ["-lbenchmark", "-lpthread"], package = "libbenchmark-dev")
+    system_library(name = "nlohmann_json", header = "/usr/include/nlohmann/json.hpp", package = "nlohmann-json3-dev")
+    system_library(name = "liburing", header = "/usr/include/liburing.h", linkopts = ["-l:liburing.a"], package = "liburing-dev")
+    system_library(name = "boost_context", header = "/usr/include/boost/context/fiber.hpp", linkopts = ["-l:libboost_context.a"], package = "libboost-context-dev")

@@ -11,10 +11,8 @@
 
 #if defined(__CUDACC__)
 #define STOKER_DEVICE __device__ __forceinline__
-#define STOKER_DEVICE_SLOW __device__ __noinline__
 #else
 #define STOKER_DEVICE inline
-#define STOKER_DEVICE_SLOW __attribute__((noinline))
 #endif
 
 namespace stoker::comm {
@@ -23,8 +21,8 @@ namespace stoker::comm {
 // the abort words, so whoever sees an abort word that this rank set can read why. The peer's header
 // is read again here: headers are never re-armed, so it is still what the caller judged.
 template <class Env>
-STOKER_DEVICE_SLOW void Fail(Env env, const OneShotParams& p, uint32_t epoch, FailureCode code,
-                             int32_t peer, int32_t token, int32_t packet, uint64_t detail) {
+STOKER_DEVICE void Fail(Env env, const OneShotParams& p, uint32_t epoch, FailureCode code,
+                        int32_t peer, int32_t token, int32_t packet, uint64_t detail) {
   Control* control = ControlOf(p.workspace[p.rank]);
   if (env.CompareAndSwap(&control->record_claimed, 0u, 1u) == 0u) {
     FailureRecord* record = &p.health->record;
@@ -58,8 +56,8 @@ STOKER_DEVICE_SLOW void Fail(Env env, const OneShotParams& p, uint32_t epoch, Fa
 // it waits for. Fails the launch when its deadline has passed. The deadline counts from the
 // launch's first wait: the first thread to come here stores the time, all others measure from it.
 template <class Env>
-STOKER_DEVICE_SLOW bool MayWait(Env env, const OneShotParams& p, uint32_t epoch, uint32_t peers,
-                                int32_t token, int32_t packet) {
+STOKER_DEVICE bool MayWait(Env env, const OneShotParams& p, uint32_t epoch, uint32_t peers,
+                           int32_t token, int32_t packet) {
   Control* control = ControlOf(p.workspace[p.rank]);
   if (env.LoadWord(&control->abort) != 0u) return false;
   const uint64_t now = env.Clock();
@@ -84,7 +82,7 @@ STOKER_DEVICE_SLOW bool MayWait(Env env, const OneShotParams& p, uint32_t epoch,
 
 // Adds what this launch waited to the totals; called by the first warp of the last CTA.
 template <class Env>
-STOKER_DEVICE_SLOW void CloseWait(Env env, const OneShotParams& p) {
+STOKER_DEVICE void CloseWait(Env env, const OneShotParams& p) {
   Control* control = ControlOf(p.workspace[p.rank]);
   if (env.lane() < p.layout.world) {
     env.StoreWord64(&control->waited_ns[env.lane()],

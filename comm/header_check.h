@@ -51,7 +51,7 @@ STOKER_DEVICE bool HeaderMatches(const OneShotParams& p, uint32_t epoch, const H
 // e - 2 is what the slot held before: not launched yet. (Slots start as if the launch two epochs
 // before the first had used them.)
 template <class Env>
-STOKER_DEVICE_SLOW bool HeaderMayCome(Env env, const OneShotParams& p, uint32_t epoch) {
+STOKER_DEVICE bool HeaderMayCome(Env env, const OneShotParams& p, uint32_t epoch) {
   const Header seen = LoadPeerHeader(env, p, epoch);
   const uint32_t token_epoch = HeaderEpoch(seen.tokens);
   const uint32_t signature_epoch = HeaderEpoch(seen.signature);
@@ -69,7 +69,7 @@ STOKER_DEVICE_SLOW bool HeaderMayCome(Env env, const OneShotParams& p, uint32_t 
 // Waits for the peer's header; used where the launch has no data to poll. A launch that has failed
 // already looks once, so that a mismatch is named on both sides.
 template <class Env>
-STOKER_DEVICE_SLOW bool AwaitHeader(Env env, const OneShotParams& p, uint32_t epoch, bool once) {
+STOKER_DEVICE bool AwaitHeader(Env env, const OneShotParams& p, uint32_t epoch, bool once) {
   for (int polls = 1;; ++polls) {
     if (HeaderMatches(p, epoch, LoadPeerHeader(env, p, epoch))) return true;
     if (!HeaderMayCome(env, p, epoch) || once) return false;

@@ -12,23 +12,10 @@
 #include "comm/one_shot.h"
 #include "comm/protocol.h"
 #include "comm/wire_type.h"
+#include "moe/kernel_params.h"
 #include "moe/load_vector.h"
 
 namespace stoker::moe {
-
-struct FinalizeParams {
-  const comm::Packet* rows;
-  const int32_t* indices;
-  const void* weights;  // null: every weight is 1
-  const comm::Packet* shared;
-  const void* cold;
-  int64_t row_count;
-  int32_t packets;  // per row
-  int32_t top_k;
-  float routed_scaling_factor;
-  uint32_t weights_fp32;
-  uint32_t cold_fp32;
-};
 
 inline constexpr int kRowsInFlight = 8;
 inline constexpr uint32_t kMinusZeroPair = 0x80008000u;

@@ -6,13 +6,9 @@
 #include "comm/failure_path.h"
 #include "comm/one_shot.h"
 #include "comm/protocol.h"
+#include "moe/kernel_params.h"
 
 namespace stoker::moe {
-
-struct PlainParams {
-  const comm::Packet* input;
-  int32_t packets;  // per row
-};
 
 template <class T>
 class PlainProducer {

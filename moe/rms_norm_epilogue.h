@@ -8,23 +8,10 @@
 #include "comm/protocol.h"
 #include "comm/row_reduction.h"
 #include "comm/wire_type.h"
+#include "moe/kernel_params.h"
 #include "moe/load_vector.h"
 
 namespace stoker::moe {
-
-struct RmsNormParams {
-  const comm::Packet* residual_in;  // null: there is none
-  const void* gamma;
-  comm::Packet* residual_out;
-  comm::Packet* norm_out;
-  int32_t tokens;
-  int32_t packets;       // per row
-  float inverse_hidden;  // 1 / H, rounded once
-  float eps;
-  float weight_bias;
-  uint32_t gamma_fp32;
-  uint32_t fp32_residual;  // comm::Mode::kFp32Residual
-};
 
 template <class T, int kVectors>
 class RmsNormEpilogue {

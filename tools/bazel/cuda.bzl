@@ -17,7 +17,7 @@ def _archs(ctx):
 
 def _run_nvcc(ctx, source, output, arguments, context):
     includes = []
-    for path in context.includes.to_list() + context.quote_includes.to_list():
+    for path in ["."] + context.includes.to_list() + context.quote_includes.to_list():
         includes += ["-I", path]
     for path in context.system_includes.to_list():
         includes += ["-isystem", path]
@@ -32,13 +32,13 @@ def _run_nvcc(ctx, source, output, arguments, context):
         env = {"PATH": "/usr/bin:/bin:" + CUDA_HOME + "/bin", "TMPDIR": "/tmp"},
     )
 
-def _contexts(ctx):
-    return cc_common.merge_cc_infos(cc_infos = [d[CcInfo] for d in ctx.attr.deps])
+def _merged(ctx):
+    own = CcInfo(compilation_context = cc_common.create_compilation_context(headers = depset(ctx.files.hdrs)))
+    return cc_common.merge_cc_infos(direct_cc_infos = [own], cc_infos = [d[CcInfo] for d in ctx.attr.deps])
 
 def _cuda_library_impl(ctx):
-    merged = _contexts(ctx)
-    context = cc_common.create_compilation_context(headers = depset(ctx.files.hdrs))
-    all_headers = cc_common.merge_compilation_contexts(compilation_contexts = [context, merged.compilation_context])
+    merged = _merged(ctx)
+    all_headers = merged.compilation_context
     gencode = []
     for arch in _archs(ctx):
         gencode += ["-gencode", "arch=compute_%s,code=sm_%s" % (arch, arch)]
@@ -95,9 +95,8 @@ cuda_library = rule(
 )
 
 def _cuda_ptx_impl(ctx):
-    merged = _contexts(ctx)
-    context = cc_common.create_compilation_context(headers = depset(ctx.files.hdrs))
-    all_headers = cc_common.merge_compilation_contexts(compilation_contexts = [context, merged.compilation_context])
+    merged = _merged(ctx)
+    all_headers = merged.compilation_context
     outputs = []
     for source in ctx.files.srcs:
         for arch in _archs(ctx):

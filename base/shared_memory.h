@@ -1,0 +1,48 @@
+// A named POSIX shared-memory segment, mode 0600, mapped read-write.
+//
+// Ownership: the segment is unmapped when the object goes; the name is removed by its creator's
+// destructor or by Unlink, whichever is first. Not thread-safe; the memory is, as its users agree.
+// Errors: kAlreadyExists, kNotFound, kResourceExhausted when /dev/shm has no room (the pages are
+// reserved at creation, so touching them later cannot raise SIGBUS), kFailedPrecondition when the
+// segment belongs to another user or has another size.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace stoker {
+
+class SharedMemory {
+ public:
+  // `name` without a slash, at most 200 characters.
+  static absl::StatusOr<SharedMemory> Create(const std::string& name, int64_t bytes);
+  static absl::StatusOr<SharedMemory> Open(const std::string& name, int64_t bytes);
+  // Maps an existing segment for reading whatever its size; for inspection by other processes.
+  static absl::StatusOr<SharedMemory> OpenForReading(const std::string& name, int64_t bytes);
+
+  SharedMemory() = default;
+  SharedMemory(SharedMemory&& other) noexcept;
+  SharedMemory& operator=(SharedMemory&& other) noexcept;
+  ~SharedMemory();
+
+  void* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+  const std::string& name() const { return name_; }
+  // Removes the name; mappings stay. Idempotent.
+  void Unlink();
+
+ private:
+  static absl::StatusOr<SharedMemory> Map(const std::string& name, int fd, int64_t bytes,
+                                          bool write);
+  void Release();
+
+  std::string name_;
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+  bool owns_name_ = false;
+};
+
+}  // namespace stoker

@@ -1,0 +1,351 @@
+#include "comm/cuda_communicator.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/cuda_status.h"
+#include "base/status.h"
+
+namespace stoker::comm {
+namespace {
+
+// What a rank tells its peers so that they can map its workspace.
+struct Address {
+  int64_t pid;
+  void* pointer;
+  cudaIpcMemHandle_t handle;
+  cudaUUID_t device;
+};
+
+// Makes `device` current for a scope.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device) {
+    cudaGetDevice(&previous_);
+    if (previous_ != device) cudaSetDevice(device);
+  }
+  ~DeviceScope() { cudaSetDevice(previous_); }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int previous_ = 0;
+};
+
+bool SameDevice(const cudaUUID_t& a, const cudaUUID_t& b) {
+  return std::memcmp(a.bytes, b.bytes, sizeof(a.bytes)) == 0;
+}
+
+// The ordinal of a device in this process, or -1 where it is hidden from it.
+int OrdinalOf(const cudaUUID_t& uuid) {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) return -1;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    cudaDeviceProp properties;
+    if (cudaGetDeviceProperties(&properties, ordinal) == cudaSuccess &&
+        SameDevice(properties.uuid, uuid)) {
+      return ordinal;
+    }
+  }
+  return -1;
+}
+
+absl::Status EnablePeerAccess(int device, const Address& peer, int rank) {
+  const int ordinal = OrdinalOf(peer.device);
+  if (ordinal < 0 || ordinal == device) return absl::OkStatus();
+  int can = 0;
+  STOKER_CUDA(cudaDeviceCanAccessPeer(&can, device, ordinal));
+  if (can == 0) {
+    return absl::UnavailableError(absl::StrCat("device ", device, " has no peer access to device ",
+                                               ordinal, " of rank ", rank,
+                                               "; see `nvidia-smi topo -p2p w`"));
+  }
+  const cudaError_t error = cudaDeviceEnablePeerAccess(ordinal, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled) {
+    cudaGetLastError();
+    return absl::OkStatus();
+  }
+  return CudaStatus(error, "cudaDeviceEnablePeerAccess");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaCommunicator>> CudaCommunicator::Create(
+    const GroupOptions& options, const CudaOptions& cuda, RankExchange& exchange) {
+  auto communicator = std::unique_ptr<CudaCommunicator>(new CudaCommunicator());
+  int count = 0;
+  STOKER_CUDA(cudaGetDeviceCount(&count));
+  if (cuda.device >= count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device ", cuda.device, ": this process sees ", count, " CUDA devices"));
+  }
+  communicator->device_ = cuda.device;
+  if (cuda.device < 0) STOKER_CUDA(cudaGetDevice(&communicator->device_));
+  DeviceScope scope(communicator->device_);
+
+  STOKER_ASSIGN_OR_RETURN(const EnvironmentVariables environment, EnvironmentVariables::Read());
+  STOKER_ASSIGN_OR_RETURN(communicator->plan_, AgreeOnPlan(options, environment, exchange));
+  const absl::Duration timeout = options.setup_timeout;
+  STOKER_ASSIGN_OR_RETURN(
+      communicator->health_,
+      Health::Create(communicator->plan_, communicator->device_, exchange, timeout));
+  communicator->placement_.sms = cuda.sm_budget;
+  STOKER_RETURN_IF_ERROR(communicator->Allocate());
+  STOKER_RETURN_IF_ERROR(communicator->Wipe(communicator->plan_.first_epoch, 0));
+  STOKER_RETURN_IF_ERROR(communicator->Connect(exchange, timeout));
+  return communicator;
+}
+
+CudaCommunicator::~CudaCommunicator() {
+  // Without a collective Close a peer may still write to the workspace, so it stays allocated.
+  if (!closed_) Free(/*own_too=*/plan_.world <= 1);
+}
+
+absl::Status CudaCommunicator::Allocate() {
+  STOKER_CUDA(cudaStreamCreateWithFlags(&control_stream_, cudaStreamNonBlocking));
+  STOKER_CUDA(cudaHostRegister(health_.page(), health_.bytes(),
+                               cudaHostRegisterMapped | cudaHostRegisterPortable));
+  STOKER_CUDA(cudaHostGetDevicePointer(&health_on_device_, health_.page(), 0));
+  // cudaMalloc, whatever the caller's allocator is: CUDA IPC exports nothing else.
+  return CudaStatus(cudaMalloc(&workspace_[plan_.rank], plan_.layout.bytes()),
+                    absl::StrCat("cudaMalloc of a workspace of ", plan_.layout.bytes(),
+                                 " bytes (lower the capacity or the largest hidden size)"));
+}
+
+absl::Status CudaCommunicator::Wipe(uint32_t first_epoch, uint32_t generation) {
+  char* workspace = static_cast<char*>(workspace_[plan_.rank]);
+  const int64_t mailbox_bytes = plan_.layout.bytes() - WorkspaceLayout::kMailboxOffset;
+  STOKER_CUDA(cudaMemsetAsync(workspace + WorkspaceLayout::kMailboxOffset, 0xFF, mailbox_bytes,
+                              control_stream_));
+  // As if every peer had launched the epoch two before the first one of each parity.
+  Header headers[2 * kWorldMax];
+  for (uint32_t epoch : {first_epoch, first_epoch + 1u}) {
+    for (int source = 0; source < kWorldMax; ++source) {
+      headers[WorkspaceLayout::header_index(epoch, source)] = {HeaderWord(epoch - 2u, 0),
+                                                               HeaderWord(epoch - 2u, 0)};
+    }
+  }
+  STOKER_CUDA(cudaMemcpyAsync(workspace + WorkspaceLayout::kHeadersOffset, headers, sizeof(headers),
+                              cudaMemcpyHostToDevice, control_stream_));
+  Control control{};
+  control.magic = kWorkspaceMagic;
+  control.epoch = first_epoch;
+  control.first_epoch = first_epoch;
+  control.generation = generation;
+  control.timeout_ns = plan_.timeout_ns;
+  control.startup_timeout_ns = plan_.startup_timeout_ns;
+  STOKER_CUDA(cudaMemcpyAsync(workspace, &control, sizeof(control), cudaMemcpyHostToDevice,
+                              control_stream_));
+  STOKER_CUDA(cudaStreamSynchronize(control_stream_));
+  generation_ = generation;
+  return absl::OkStatus();
+}
+
+absl::Status CudaCommunicator::Connect(RankExchange& exchange, absl::Duration timeout) {
+  Address mine{};
+  cudaDeviceProp properties;
+  STOKER_CUDA(cudaGetDeviceProperties(&properties, device_));
+  mine.pid = getpid();
+  mine.pointer = workspace_[plan_.rank];
+  mine.device = properties.uuid;
+  STOKER_CUDA(cudaIpcGetMemHandle(&mine.handle, mine.pointer));
+  STOKER_ASSIGN_OR_RETURN(
+      const std::vector<std::string> messages,
+      exchange.AllGather("exchanging workspaces",
+                         absl::string_view(reinterpret_cast<const char*>(&mine), sizeof(mine)),
+                         timeout));
+  int ranks_here = 0;
+  for (int peer = 0; peer < plan_.world; ++peer) {
+    Address theirs;
+    if (messages[peer].size() != sizeof(theirs)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("rank ", peer, " sent an address of ", messages[peer].size(), " bytes"));
+    }
+    std::memcpy(&theirs, messages[peer].data(), sizeof(theirs));
+    if (SameDevice(theirs.device, mine.device)) ++ranks_here;
+    if (peer == plan_.rank) continue;
+    STOKER_RETURN_IF_ERROR(EnablePeerAccess(device_, theirs, peer));
+    if (theirs.pid == mine.pid) {
+      workspace_[peer] = theirs.pointer;
+      continue;
+    }
+    STOKER_RETURN_IF_ERROR(CudaStatus(
+        cudaIpcOpenMemHandle(&workspace_[peer], theirs.handle, cudaIpcMemLazyEnablePeerAccess),
+        absl::StrCat("cudaIpcOpenMemHandle of rank ", peer,
+                     "'s workspace (ranks in containers need a shared PID and IPC namespace)")));
+    opened_[peer] = true;
+  }
+  // By writing, not by attribute: mappings have been seen to open and not to work.
+  const uint64_t word = HeaderWord(0x50524F42u, static_cast<uint32_t>(plan_.rank));
+  for (int peer = 0; peer < plan_.world; ++peer) {
+    Header* slot = HeadersOf(workspace_[peer]) + plan_.rank;
+    STOKER_CUDA(cudaMemcpy(&slot->tokens, &word, sizeof(word), cudaMemcpyHostToDevice));
+  }
+  STOKER_RETURN_IF_ERROR(exchange.Barrier("writing to the peers' workspaces", timeout));
+  Header seen[kWorldMax];
+  STOKER_CUDA(
+      cudaMemcpy(seen, HeadersOf(workspace_[plan_.rank]), sizeof(seen), cudaMemcpyDeviceToHost));
+  for (int peer = 0; peer < plan_.world; ++peer) {
+    if (seen[peer].tokens != HeaderWord(0x50524F42u, static_cast<uint32_t>(peer))) {
+      return absl::UnavailableError(absl::StrCat(
+          "what rank ", peer, " wrote into rank ", plan_.rank,
+          "'s workspace did not arrive: peer access between their devices does not work"));
+    }
+  }
+  STOKER_RETURN_IF_ERROR(exchange.Barrier("reading the own workspace", timeout));
+  STOKER_RETURN_IF_ERROR(Wipe(plan_.first_epoch, 0));
+  STOKER_RETURN_IF_ERROR(exchange.Barrier("wiping the workspace", timeout));
+
+  if (placement_.sms <= 0) placement_.sms = properties.multiProcessorCount / ranks_here;
+  if (properties.major < 9) {
+    placement_.cluster_max = 1;
+    placement_.threads_per_cta = placement_.threads_per_sm = 1024;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaCommunicator::Health() const { return health_.Check(); }
+
+OneShotParams CudaCommunicator::Params() const {
+  OneShotParams params{};
+  std::copy(std::begin(workspace_), std::end(workspace_), params.workspace);
+  params.health = &static_cast<HealthPage*>(health_on_device_)->ranks[plan_.rank];
+  params.layout = plan_.layout;
+  params.rank = plan_.rank;
+  return params;
+}
+
+absl::Status CudaCommunicator::SetTimeout(absl::Duration timeout) {
+  const int64_t ms = absl::ToInt64Milliseconds(timeout);
+  if (ms < 1 || ms > kTimeoutMsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("timeout of ", ms, " ms: 1 to ", kTimeoutMsMax, " (24 h) are supported"));
+  }
+  const uint64_t both[2] = {static_cast<uint64_t>(ms) * 1'000'000u,
+                            static_cast<uint64_t>(ms) * 1'000'000u};
+  plan_.timeout_ns = plan_.startup_timeout_ns = ms * 1'000'000;
+  DeviceScope scope(device_);
+  STOKER_CUDA(cudaMemcpyAsync(&ControlOf(workspace_[plan_.rank])->timeout_ns, both, sizeof(both),
+                              cudaMemcpyHostToDevice, control_stream_));
+  return CudaStatus(cudaStreamSynchronize(control_stream_), "cudaStreamSynchronize");
+}
+
+absl::Status CudaCommunicator::StopAll() {
+  DeviceScope scope(device_);
+  const uint32_t one = 1;
+  for (int rank = 0; rank < plan_.world; ++rank) {
+    STOKER_CUDA(cudaMemcpyAsync(&ControlOf(workspace_[rank])->abort, &one, sizeof(one),
+                                cudaMemcpyHostToDevice, control_stream_));
+  }
+  return CudaStatus(cudaStreamSynchronize(control_stream_), "cudaStreamSynchronize");
+}
+
+absl::Status CudaCommunicator::Abort() {
+  if (closed_) return absl::FailedPreconditionError("the communicator is closed");
+  FailureRecord* record = &health_.own()->record;
+  if (record->valid != generation_ + 1u) {
+    record->code = FailureCode::kAborted;
+    record->rank = plan_.rank;
+    record->peer = record->token = record->packet = -1;
+    __atomic_store_n(&record->valid, generation_ + 1u, __ATOMIC_RELEASE);
+  }
+  return StopAll();
+}
+
+absl::Status CudaCommunicator::Reset(RankExchange& exchange, absl::Duration timeout) {
+  if (closed_) return absl::FailedPreconditionError("the communicator is closed");
+  DeviceScope scope(device_);
+  STOKER_RETURN_IF_ERROR(StopAll());
+  STOKER_CUDA(cudaDeviceSynchronize());
+  uint32_t epoch = 0;
+  STOKER_CUDA(cudaMemcpy(&epoch, &ControlOf(workspace_[plan_.rank])->epoch, sizeof(epoch),
+                         cudaMemcpyDeviceToHost));
+  STOKER_ASSIGN_OR_RETURN(
+      const std::vector<std::string> messages,
+      exchange.AllGather("resetting",
+                         absl::string_view(reinterpret_cast<const char*>(&epoch), sizeof(epoch)),
+                         timeout));
+  // The largest in the order of a counter that wraps: members are at most a few launches apart.
+  uint32_t latest = epoch;
+  for (const std::string& message : messages) {
+    uint32_t theirs = 0;
+    if (message.size() != sizeof(theirs)) return absl::InternalError("a reset message is torn");
+    std::memcpy(&theirs, message.data(), sizeof(theirs));
+    if (static_cast<int32_t>(theirs - latest) > 0) latest = theirs;
+  }
+  STOKER_RETURN_IF_ERROR(Wipe(latest + 2u, generation_ + 1u));
+  health_.Wipe(generation_);
+  return exchange.Barrier("wiping after a failure", timeout);
+}
+
+absl::Status CudaCommunicator::Close(RankExchange& exchange, absl::Duration timeout) {
+  if (closed_) return absl::OkStatus();
+  DeviceScope scope(device_);
+  absl::Status status = exchange.Barrier("closing", timeout);
+  if (!status.ok()) {
+    const absl::Status stopped = StopAll();
+    if (!stopped.ok()) status = stopped;
+  }
+  status.Update(CudaStatus(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
+  if (status.ok()) status = exchange.Barrier("draining", timeout);
+  Free(/*own_too=*/status.ok());
+  closed_ = true;
+  return status;
+}
+
+void CudaCommunicator::Free(bool own_too) {
+  DeviceScope scope(device_);
+  for (int peer = 0; peer < plan_.world; ++peer) {
+    if (opened_[peer]) cudaIpcCloseMemHandle(workspace_[peer]);
+    opened_[peer] = false;
+  }
+  if (own_too && workspace_[plan_.rank] != nullptr) cudaFree(workspace_[plan_.rank]);
+  if (health_on_device_ != nullptr) cudaHostUnregister(health_.page());
+  health_on_device_ = nullptr;
+  if (control_stream_ != nullptr) cudaStreamDestroy(control_stream_);
+  control_stream_ = nullptr;
+}
+
+absl::Status CudaCommunicator::BeforeLaunch(cudaStream_t stream) {
+  if (closed_) return absl::FailedPreconditionError("the communicator is closed");
+  STOKER_RETURN_IF_ERROR(health_.Check());
+  if (!launched_ || stream == last_stream_) return absl::OkStatus();
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  STOKER_CUDA(cudaStreamIsCapturing(stream, &capture));
+  // Another thread may be capturing: a query must not break its capture.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  STOKER_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
+  cudaStreamCaptureStatus last_capture = cudaStreamCaptureStatusNone;
+  cudaError_t last = cudaStreamIsCapturing(last_stream_, &last_capture);
+  if (last == cudaSuccess && last_capture == cudaStreamCaptureStatusNone) {
+    last = cudaStreamQuery(last_stream_);
+  } else if (last == cudaSuccess) {
+    last = cudaErrorNotReady;
+  }
+  STOKER_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
+  if (last == cudaErrorNotReady) {
+    cudaGetLastError();
+    return absl::FailedPreconditionError(
+        "this launch is on another stream than the communicator's last one, which has not "
+        "completed. "
+        "Launch on one stream, or synchronise the last stream first; for concurrent streams create "
+        "a "
+        "communicator for each.");
+  }
+  cudaGetLastError();  // the caller has destroyed the last stream: its work has been waited for or
+                       // ends
+  return absl::OkStatus();
+}
+
+absl::Status CudaCommunicator::AfterLaunch(cudaStream_t stream) {
+  launched_ = true;
+  last_stream_ = stream;
+  return CudaStatus(cudaGetLastError(), "launch");
+}
+
+}  // namespace stoker::comm

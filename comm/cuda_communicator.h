@@ -1,0 +1,100 @@
+// The GPU member of a group: its workspace, the mappings of its peers' workspaces, its health page.
+//
+// Typical use, collective in every rank:
+//   auto communicator = CudaCommunicator::Create(options, exchange);
+//   moe::MoeFinalizeAllReduceRmsNorm(**communicator, ...);   // any number, ordered on the device
+//   communicator->Health();                                  // after a synchronise, or from a
+//   watcher communicator->Close(exchange);
+//
+// Ownership: it owns its device memory (cudaMalloc, so that CUDA IPC can export it) and mappings,
+// and must outlive every launch on it and every graph that captured one. Close frees them once no
+// peer can touch them any more. Threads: Health and Abort may be called from any thread at any
+// time. Everything else: one thread at a time. Errors: kUnavailable without a GPU or peer access,
+// kResourceExhausted without memory, kFailedPrecondition after Close or when ranks disagree; after
+// a device-side failure every launch returns the failure until Reset.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "comm/group.h"
+#include "comm/health.h"
+#include "comm/launch_policy.h"
+#include "comm/one_shot_params.h"
+#include "comm/rank_exchange.h"
+
+namespace stoker::comm {
+
+struct CudaOptions {
+  int device = -1;  // CUDA ordinal; -1: the current device
+  // SMs that a launch may use; 0: all of the device, shared evenly among the group's ranks on it.
+  int sm_budget = 0;
+};
+
+class CudaCommunicator {
+ public:
+  static absl::StatusOr<std::unique_ptr<CudaCommunicator>> Create(const GroupOptions& options,
+                                                                  const CudaOptions& cuda,
+                                                                  RankExchange& exchange);
+  ~CudaCommunicator();
+  CudaCommunicator(const CudaCommunicator&) = delete;
+  CudaCommunicator& operator=(const CudaCommunicator&) = delete;
+
+  const GroupPlan& plan() const { return plan_; }
+  const Placement& placement() const { return placement_; }
+  int device() const { return device_; }
+  uint32_t generation() const { return generation_; }
+
+  // The first failure that any rank of the group reported, or OK. One read of host memory.
+  absl::Status Health() const;
+
+  // Changes the deadline of launches from now on, captured graphs included.
+  absl::Status SetTimeout(absl::Duration timeout);
+
+  // Releases every launch of the group that waits, on all ranks, within a second; their outputs are
+  // NaN. Does not wait for them.
+  absl::Status Abort();
+
+  // Collective: brings a failed group back. All ranks stop, drain, wipe and go on with the next
+  // generation. Captured graphs stay usable. On an error the group is unusable: Close it.
+  absl::Status Reset(RankExchange& exchange, absl::Duration timeout);
+
+  // Collective, idempotent. Waits for this rank's launches and for the peers; a peer that does not
+  // come is named, and what it may still touch is then left allocated.
+  absl::Status Close(RankExchange& exchange, absl::Duration timeout);
+
+  // For the launch code in moe/: the group's part of the kernel parameters.
+  OneShotParams Params() const;
+  // Refuses a launch that is not ordered after the last one (kFailedPrecondition), or any after a
+  // failure or Close. Call right before launching, and Launched right after.
+  absl::Status BeforeLaunch(cudaStream_t stream);
+  absl::Status AfterLaunch(cudaStream_t stream);
+
+ private:
+  CudaCommunicator() = default;
+  absl::Status Allocate();
+  absl::Status Connect(RankExchange& exchange, absl::Duration timeout);
+  absl::Status Wipe(uint32_t first_epoch, uint32_t generation);
+  absl::Status StopAll();
+  void Free(bool own_too);
+
+  GroupPlan plan_;
+  Placement placement_;
+  int device_ = 0;
+  uint32_t generation_ = 0;
+  class Health health_;
+  void* health_on_device_ = nullptr;
+  void* workspace_[kWorldMax] = {};
+  bool opened_[kWorldMax] = {};  // by cudaIpcOpenMemHandle
+  cudaStream_t control_stream_ = nullptr;
+  cudaStream_t last_stream_ = nullptr;
+  bool launched_ = false;
+  bool closed_ = false;
+};
+
+}  // namespace stoker::comm

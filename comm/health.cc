@@ -1,0 +1,198 @@
+#include "comm/health.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+
+namespace stoker::comm {
+namespace {
+
+template <class Word>
+Word Load(const Word& word) {
+  return __atomic_load_n(&word, __ATOMIC_ACQUIRE);
+}
+
+const char* Name(Op op) {
+  return op == Op::kFinalize ? "finalize" : op == Op::kPlain ? "plain" : "unknown op";
+}
+
+// The launch that `rank` logged for `epoch`, if the ring still has it.
+const LaunchEntry* FindLaunch(const HealthPage& page, int rank, uint32_t epoch) {
+  const LaunchEntry& entry = page.ranks[rank].ring[epoch % kLaunchRing];
+  const bool written = entry.signature != 0 && Load(entry.epoch) == epoch;
+  return written ? &entry : nullptr;
+}
+
+std::string DescribeSide(const HealthPage& page, int rank, uint32_t epoch, const Header& header) {
+  std::string text = absl::StrFormat("rank %d ", rank);
+  if (HeaderEpoch(header.tokens) != epoch) {
+    return absl::StrCat(text, "has not launched epoch ", epoch, " (its header holds epoch ",
+                        HeaderEpoch(header.tokens), ")");
+  }
+  const LaunchEntry* entry = FindLaunch(page, rank, epoch);
+  const int tokens = static_cast<int>(HeaderValue(header.tokens));
+  if (entry == nullptr) {
+    return absl::StrFormat("%slaunched %d tokens with signature %08x", text, tokens,
+                           HeaderValue(header.signature));
+  }
+  return absl::StrCat(text, "launched ", Describe(entry->descriptor, tokens));
+}
+
+std::string DescribeRecord(const HealthPage& page, const FailureRecord& record) {
+  const uint32_t epoch = record.epoch;
+  const int rank = record.rank;
+  const int peer = record.peer;
+  const bool peer_known = peer >= 0 && peer < page.world && peer < kWorldMax;
+  const std::string sides = peer_known
+                                ? absl::StrCat(DescribeSide(page, rank, epoch, record.expected),
+                                               "; ", DescribeSide(page, peer, epoch, record.seen))
+                                : DescribeSide(page, rank, epoch, record.expected);
+  switch (record.code) {
+    case FailureCode::kTimeout:
+      return absl::StrFormat(
+          "rank %d waited %d ms for rank %d in epoch %u%s. %s. Remedy: see whether rank %d is "
+          "alive and "
+          "launches the same calls; STOKER_TIMEOUT_MS sets the deadline.",
+          rank, record.detail / 1'000'000, peer, epoch,
+          record.token >= 0 ? absl::StrFormat(" (token %d, packet %d)", record.token, record.packet)
+                            : std::string(" (header)"),
+          sides, peer);
+    case FailureCode::kMismatch:
+      return absl::StrFormat(
+          "ranks %d and %d launched different work in epoch %u. %s. Remedy: every rank must launch "
+          "the "
+          "same calls with the same shapes in the same order.",
+          rank, peer, epoch, sides);
+    case FailureCode::kStaleOrForeign:
+      return absl::StrFormat(
+          "rank %d found a header of rank %d from an epoch that this group cannot have sent: epoch "
+          "%u "
+          "expected, %u and %u seen. Remedy: does another group use this workspace?",
+          rank, peer, epoch, HeaderEpoch(record.seen.tokens), HeaderEpoch(record.seen.signature));
+    case FailureCode::kOverlap:
+      return absl::StrFormat(
+          "rank %d ran a second launch on its workspace before the first had completed (epoch %u). "
+          "%s. "
+          "Remedy: order the launches of a communicator on one stream or by events.",
+          rank, epoch, sides);
+    case FailureCode::kIndexOutOfRange:
+      return absl::StrFormat(
+          "rank %d: expanded index %d of token %d is not below the %d permuted rows (epoch %u)",
+          rank, static_cast<int32_t>(record.detail), record.token, record.detail >> 32, epoch);
+    case FailureCode::kAborted:
+      return absl::StrFormat("the group was stopped by the host of rank %d (epoch %u)", rank,
+                             epoch);
+    case FailureCode::kNone:
+      break;
+  }
+  return absl::StrFormat("rank %d reported the unknown failure code %u", rank,
+                         static_cast<uint32_t>(record.code));
+}
+
+}  // namespace
+
+std::string Describe(const LaunchDescriptor& d, int tokens) {
+  return absl::StrFormat(
+      "%s of %d tokens (hidden %d, top-k %d, %s, %s, eps %g, weight bias %g, routed scaling %g, "
+      "site %u, "
+      "generation %u)",
+      Name(d.op), tokens, d.hidden, d.top_k, d.wire_type == WireType::kBf16 ? "bf16" : "fp16",
+      d.mode == Mode::kRounded ? "rounded" : "fp32 residual", d.eps, d.weight_bias,
+      d.routed_scaling_factor, d.site, d.generation);
+}
+
+absl::StatusOr<Health> Health::Create(const GroupPlan& plan, int device, RankExchange& exchange,
+                                      absl::Duration timeout) {
+  Health health;
+  health.rank_ = plan.rank;
+  const std::string name = plan.SharedName("health");
+  if (plan.rank == 0) {
+    STOKER_ASSIGN_OR_RETURN(health.memory_, SharedMemory::Create(name, sizeof(HealthPage)));
+    HealthPage* page = health.page();
+    std::memset(static_cast<void*>(page), 0, sizeof(*page));
+    page->version = kProtocolVersion;
+    page->world = plan.world;
+    page->capacity = plan.layout.capacity;
+    page->stride = plan.layout.stride;
+    page->generation = 0;
+    plan.name.copy(page->group, sizeof(page->group) - 1);
+    page->magic = kHealthMagic;
+  }
+  STOKER_RETURN_IF_ERROR(exchange.Barrier("creating the health page", timeout));
+  if (plan.rank != 0) {
+    STOKER_ASSIGN_OR_RETURN(health.memory_, SharedMemory::Open(name, sizeof(HealthPage)));
+    if (health.page()->magic != kHealthMagic || health.page()->world != plan.world) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("shared memory ", name, " is not the health page of this group"));
+    }
+  }
+  health.own()->pid = getpid();
+  health.own()->device = device;
+  STOKER_RETURN_IF_ERROR(exchange.Barrier("opening the health page", timeout));
+  return health;
+}
+
+absl::Status Health::Check() const { return StatusOf(*page()); }
+
+void Health::Wipe(uint32_t generation) {
+  std::memset(static_cast<void*>(&own()->record), 0, sizeof(FailureRecord));
+  __atomic_store_n(&page()->generation, generation, __ATOMIC_RELEASE);
+}
+
+absl::Status StatusOf(const HealthPage& page) {
+  const uint32_t generation = Load(page.generation);
+  const int world = std::clamp(page.world, 0, kWorldMax);
+  for (int rank = 0; rank < world; ++rank) {
+    const FailureRecord& record = page.ranks[rank].record;
+    if (Load(record.valid) != generation + 1u) continue;
+    const std::string message = DescribeRecord(page, record);
+    switch (record.code) {
+      case FailureCode::kTimeout:
+        return absl::DeadlineExceededError(message);
+      case FailureCode::kIndexOutOfRange:
+        return absl::OutOfRangeError(message);
+      case FailureCode::kAborted:
+        return absl::AbortedError(message);
+      default:
+        return absl::FailedPreconditionError(message);
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string Describe(const HealthPage& page) {
+  if (page.magic != kHealthMagic || page.version != kProtocolVersion) {
+    return "not a health page of this version\n";
+  }
+  const int world = std::clamp(page.world, 0, kWorldMax);
+  std::string text =
+      absl::StrFormat("group %s, world %d, capacity %d tokens, generation %u: %s\n",
+                      std::string(page.group, strnlen(page.group, sizeof(page.group))), world,
+                      page.capacity, Load(page.generation), StatusOf(page).ToString());
+  for (int rank = 0; rank < world; ++rank) {
+    const RankHealth& health = page.ranks[rank];
+    absl::StrAppendFormat(&text, "rank %d: pid %d, device %d, %s\n", rank, health.pid,
+                          health.device,
+                          Load(health.waiting_since_ns) != 0 ? "waiting" : "not waiting");
+    for (int peer = 0; peer < world; ++peer) {
+      const uint64_t waited = Load(health.waited_ns[peer]);
+      if (waited != 0) {
+        absl::StrAppendFormat(&text, "  waited for rank %d: %.3f ms in all\n", peer, waited * 1e-6);
+      }
+    }
+    for (const LaunchEntry& entry : health.ring) {
+      if (entry.signature == 0) continue;
+      absl::StrAppendFormat(&text, "  epoch %u: %s\n", Load(entry.epoch),
+                            Describe(entry.descriptor, entry.tokens));
+    }
+  }
+  return text;
+}
+
+}  // namespace stoker::comm

@@ -1,0 +1,53 @@
+#include "comm/launch_policy.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+
+namespace stoker::comm {
+namespace {
+
+constexpr int kWarpsPerCtaMin = 4;
+constexpr int kVectorsMax = 2;
+
+int DivideUp(int a, int b) { return (a + b - 1) / b; }
+
+// The shape with these choices, and as many clusters as there are tokens and room.
+LaunchShape Make(int tokens, int warps, int cluster, int vectors, const Placement& placement) {
+  LaunchShape shape;
+  shape.vectors = vectors;
+  shape.threads = 32 * DivideUp(warps, cluster * vectors);
+  // The smallest cluster that covers the row with CTAs of this size.
+  shape.cluster = DivideUp(warps, vectors * shape.threads / 32);
+  const int sms = std::max(1, placement.sms / placement.launches_in_flight);
+  const int ctas = sms * std::max(1, placement.threads_per_sm / shape.threads);
+  shape.clusters = std::clamp(ctas / shape.cluster, 1, std::max(1, tokens));
+  return shape;
+}
+
+}  // namespace
+
+std::string LaunchShape::ToString() const {
+  return absl::StrFormat("%d x (%d x %d) x %d", clusters, cluster, threads, vectors);
+}
+
+LaunchShape ChooseLaunchShape(int tokens, int packets, const Placement& placement) {
+  if (tokens == 0) return LaunchShape{};
+  const int warps = DivideUp(packets, 32);
+  const int sms = std::max(1, placement.sms / placement.launches_in_flight);
+  for (int cluster = placement.cluster_max; cluster > 1; --cluster) {
+    const LaunchShape shape = Make(tokens, warps, cluster, 1, placement);
+    if (shape.threads < 32 * kWarpsPerCtaMin || shape.threads > placement.threads_per_cta) continue;
+    if (tokens * shape.cluster <= sms) return shape;
+  }
+  for (int cluster = 1; cluster <= placement.cluster_max; ++cluster) {
+    for (int vectors = 1; vectors <= kVectorsMax; ++vectors) {
+      const LaunchShape shape = Make(tokens, warps, cluster, vectors, placement);
+      if (shape.threads > placement.threads_per_cta) continue;
+      if (shape.clusters >= tokens || vectors == kVectorsMax) return shape;
+    }
+  }
+  return Make(tokens, warps, placement.cluster_max, kVectorsMax, placement);
+}
+
+}  // namespace stoker::comm

@@ -1,0 +1,42 @@
+// Which launch shape a one-shot exchange gets: a pure function of the launch and of the placement.
+// A shape never changes a result (comm/row_reduction.h), only how work lies on the GPU.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace stoker::comm {
+
+// What a rank may use of its GPU.
+struct Placement {
+  int sms = 0;                // streaming multiprocessors for this rank
+  int threads_per_sm = 896;   // resident threads of our kernels (72 registers a thread)
+  int threads_per_cta = 896;  // largest CTA of our kernels
+  int cluster_max = 8;        // 1 where the GPU has no clusters
+  int launches_in_flight =
+      1;  // 2 if the next launch may start early: its CTAs wait in their places
+
+  friend bool operator==(const Placement&, const Placement&) = default;
+};
+
+struct LaunchShape {
+  int cluster = 1;   // CTAs that share a token
+  int threads = 32;  // per CTA
+  int vectors = 1;   // 16-byte vectors of a row per thread
+  int clusters = 1;  // tokens in flight; the grid has clusters * cluster CTAs
+
+  int ctas() const { return clusters * cluster; }
+  std::string ToString() const;
+  friend bool operator==(const LaunchShape&, const LaunchShape&) = default;
+};
+
+// `tokens` >= 0 rows of `packets` 16-byte vectors (1 to 2048).
+//
+// Few tokens: a token is spread over as many SMs as there are, at least four warps a CTA, because
+// the latency of a CTA grows with its warps. Enough tokens to fill the SMs: one CTA a token, which
+// needs no cluster barrier. More: two vectors a thread, so that twice as many tokens are in flight.
+// Tokens beyond that are looped over. The grid never exceeds what is co-resident under the
+// placement, because a CTA that waits for a peer's CTA which cannot start would wait for ever.
+LaunchShape ChooseLaunchShape(int tokens, int packets, const Placement& placement);
+
+}  // namespace stoker::comm

@@ -1,0 +1,41 @@
+// How the ranks of a group talk before they share memory: small messages, collective, bounded.
+//
+// Implementations: SocketExchange (comm/socket_exchange.h) for processes of one host,
+// ThreadExchange (comm/thread_exchange.h) for ranks that are threads of one process, and the op
+// layer's over a torch process group.
+//
+// Every rank calls the same methods in the same order. One thread at a time per object.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace stoker::comm {
+
+class RankExchange {
+ public:
+  // A message may have this many bytes.
+  static constexpr int64_t kMessageBytesMax = 1 << 16;
+
+  virtual ~RankExchange() = default;
+  virtual int rank() const = 0;
+  virtual int world() const = 0;
+
+  // Every rank's message, by rank. kDeadlineExceeded names `what` and the ranks that did not
+  // arrive; kUnavailable a rank whose connection broke.
+  virtual absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view what,
+                                                             absl::string_view message,
+                                                             absl::Duration timeout) = 0;
+
+  // Returns once every rank has called it.
+  absl::Status Barrier(absl::string_view what, absl::Duration timeout) {
+    return AllGather(what, "", timeout).status();
+  }
+};
+
+}  // namespace stoker::comm

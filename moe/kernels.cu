@@ -1,0 +1,49 @@
+#include "moe/kernel_entry.cuh"
+#include "moe/kernels.h"
+
+namespace stoker::moe {
+namespace {
+
+template <template <class> class Kind>
+constexpr comm::Op OpOf();
+template <>
+constexpr comm::Op OpOf<Finalize>() {
+  return comm::Op::kFinalize;
+}
+template <>
+constexpr comm::Op OpOf<Plain>() {
+  return comm::Op::kPlain;
+}
+
+struct Row {
+  comm::Op op;
+  comm::WireType wire_type;
+  int ranks;
+  int vectors;
+  const void* kernel;
+};
+
+const Row kTable[] = {
+#define STOKER_KERNEL(kind, type, ranks, vectors)      \
+  Row{OpOf<kind>(), comm::type::kType, ranks, vectors, \
+      reinterpret_cast<const void*>(OneShotKernel<kind, comm::type, ranks, vectors>)},
+#include "moe/kernels.inc"
+#undef STOKER_KERNEL
+};
+
+}  // namespace
+
+const void* FindKernel(const KernelKey& key) {
+  const Row* best = nullptr;
+  for (const Row& row : kTable) {
+    if (row.op == key.op && row.wire_type == key.wire_type && row.vectors == key.vectors &&
+        row.ranks >= key.ranks && (best == nullptr || row.ranks < best->ranks)) {
+      best = &row;
+    }
+  }
+  return best == nullptr ? nullptr : best->kernel;
+}
+
+int KernelCount() { return static_cast<int>(sizeof(kTable) / sizeof(kTable[0])); }
+
+}  // namespace stoker::moe

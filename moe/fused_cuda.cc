@@ -128,6 +128,7 @@ absl::Status Launch(comm::CudaCommunicator& communicator, const Shape& shape,
 
 comm::LaunchShape ShapeOf(const comm::CudaCommunicator& communicator, const Shape& shape,
                           const LaunchOptions& options) {
+  if (options.shape != nullptr) return *options.shape;
   comm::Placement placement = communicator.placement();
   placement.launches_in_flight = options.early_trigger ? 2 : 1;
   return comm::ChooseLaunchShape(shape.tokens, shape.hidden / comm::kPacketElements, placement);

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "comm/launch_policy.h"
+
 namespace stoker::moe {
 
 struct LaunchOptions {
@@ -16,6 +18,8 @@ struct LaunchOptions {
   // Let the next programmatic launch of the stream start early. The caller promises that it
   // executes griddepcontrol.wait before it exits.
   bool early_trigger = false;
+  // Instead of the launch policy's choice; for measuring. Co-residency is still enforced.
+  const comm::LaunchShape* shape = nullptr;
 };
 
 }  // namespace stoker::moe

@@ -141,6 +141,26 @@ cc_library(
 
 nccl_repository = repository_rule(implementation = _nccl_impl, environ = ["CUDA_HOME"], local = True)
 
+def _flashinfer_impl(ctx):
+    root = ctx.os.environ.get("HOME", "/root") + "/.cache/stoker/peers/flashinfer"
+    _find(ctx, [root + "/flashinfer/data/include"], "The peer package flashinfer-python", "tools/bench/peers/fetch")
+    ctx.symlink(root + "/flashinfer/data/include", "include")
+    ctx.symlink(root + "/flashinfer/data/spdlog/include", "spdlog")
+    version = [f.basename for f in ctx.path(root).readdir() if f.basename.endswith(".dist-info")][0]
+    ctx.file("version.h", "#define STOKER_FLASHINFER_VERSION \"%s\"\n" % version[len("flashinfer_python-"):-len(".dist-info")])
+    ctx.file("BUILD", """
+package(default_visibility = ["//visibility:public"])
+
+cc_library(
+    name = "headers",
+    hdrs = glob(["include/**", "spdlog/**"]) + ["version.h"],
+    includes = ["include", "spdlog", "."],
+)
+""")
+
+# A peer to measure against, as installed by tools/bench/peers/fetch; only manual targets need it.
+flashinfer_repository = repository_rule(implementation = _flashinfer_impl, environ = ["HOME"], local = True)
+
 def stoker_repositories():
     """Declares every third-party repository. Each is looked for only when a target needs it."""
     absl_repository(
@@ -171,6 +191,7 @@ def stoker_repositories():
     googletest_repository(name = "googletest")
     cuda_repository(name = "cuda")
     nccl_repository(name = "nccl")
+    flashinfer_repository(name = "flashinfer")
     system_library(name = "benchmark", header = "/usr/include/benchmark/benchmark.h", linkopts = ["-lbenchmark", "-lpthread"], package = "libbenchmark-dev")
     system_library(name = "nlohmann_json", header = "/usr/include/nlohmann/json.hpp", package = "nlohmann-json3-dev")
     system_library(name = "liburing", header = "/usr/include/liburing.h", linkopts = ["-l:liburing.a"], package = "liburing-dev")

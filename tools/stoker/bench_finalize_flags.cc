@@ -1,0 +1,84 @@
+#include "tools/stoker/bench_finalize_flags.h"
+
+#include <cstdio>
+#include <string>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+
+ABSL_FLAG(std::vector<std::string>, world, {"4"}, "ranks; a list");
+ABSL_FLAG(std::vector<std::string>, hidden, {"7168"}, "hidden sizes; a list");
+ABSL_FLAG(std::vector<std::string>, tokens,
+          (std::vector<std::string>{"1", "4", "16", "32", "64", "128"}), "tokens; a list");
+ABSL_FLAG(int, top_k, 8, "routes per token");
+ABSL_FLAG(std::string, dtype, "bf16", "bf16 or fp16");
+ABSL_FLAG(std::string, out, "", "file to append JSON lines to");
+ABSL_FLAG(std::string, commit, "", "commit to name in the rows");
+ABSL_FLAG(bool, programmatic, true, "launch with programmatic stream serialization");
+ABSL_FLAG(bool, early_trigger, false, "let the next launch start early");
+ABSL_FLAG(std::vector<std::string>, shapes, {},
+          "launch shapes to measure beside the policy's, each CLUSTERSxCLUSTERxTHREADSxVECTORS");
+
+namespace stoker::command {
+namespace {
+
+absl::StatusOr<std::vector<int>> Numbers(const char* flag, const std::vector<std::string>& texts,
+                                         int least, int most) {
+  std::vector<int> numbers;
+  for (const std::string& text : texts) {
+    int number = 0;
+    if (!absl::SimpleAtoi(text, &number) || number < least || number > most) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", flag, "=", text, ": whole numbers from ", least, " to ", most));
+    }
+    numbers.push_back(number);
+  }
+  return numbers;
+}
+
+absl::Status Run(const std::vector<bench::Peer>& peers) {
+  bench::FinalizeBenchOptions options;
+  STOKER_ASSIGN_OR_RETURN(options.worlds,
+                          Numbers("world", absl::GetFlag(FLAGS_world), 1, comm::kWorldMax));
+  STOKER_ASSIGN_OR_RETURN(options.hidden,
+                          Numbers("hidden", absl::GetFlag(FLAGS_hidden), 8, comm::kHiddenMax));
+  STOKER_ASSIGN_OR_RETURN(options.tokens, Numbers("tokens", absl::GetFlag(FLAGS_tokens), 0, 4096));
+  options.top_k = absl::GetFlag(FLAGS_top_k);
+  if (options.top_k < 1 || options.top_k > comm::kTopKMax) {
+    return absl::InvalidArgumentError(absl::StrCat("--top_k=", options.top_k, ": 1 to 32"));
+  }
+  const std::string dtype = absl::GetFlag(FLAGS_dtype);
+  if (dtype != "bf16" && dtype != "fp16") {
+    return absl::InvalidArgumentError(absl::StrCat("--dtype=", dtype, ": bf16 or fp16"));
+  }
+  options.type = dtype == "bf16" ? comm::WireType::kBf16 : comm::WireType::kFp16;
+  options.programmatic = absl::GetFlag(FLAGS_programmatic);
+  options.early_trigger = absl::GetFlag(FLAGS_early_trigger);
+  options.out = absl::GetFlag(FLAGS_out);
+  options.commit = absl::GetFlag(FLAGS_commit);
+  options.run = absl::FormatTime("%Y%m%dT%H%M%S", absl::Now(), absl::UTCTimeZone());
+  for (const std::string& text : absl::GetFlag(FLAGS_shapes)) {
+    STOKER_ASSIGN_OR_RETURN(const std::vector<int> parts,
+                            Numbers("shapes", absl::StrSplit(text, 'x'), 1, 1 << 20));
+    if (parts.size() != 4) return absl::InvalidArgumentError(absl::StrCat("--shapes=", text));
+    options.shapes.push_back(
+        {.cluster = parts[1], .threads = parts[2], .vectors = parts[3], .clusters = parts[0]});
+  }
+  return bench::BenchFinalize(options, peers);
+}
+
+}  // namespace
+
+int RunBenchFinalize(const std::vector<bench::Peer>& peers) {
+  const absl::Status status = Run(peers);
+  if (status.ok()) return 0;
+  absl::FPrintF(stderr, "%s\n", status.ToString());
+  return 1;
+}
+
+}  // namespace stoker::command

@@ -202,10 +202,7 @@ absl::Status CudaCommunicator::Connect(RankExchange& exchange, absl::Duration ti
   STOKER_RETURN_IF_ERROR(exchange.Barrier("wiping the workspace", timeout));
 
   if (placement_.sms <= 0) placement_.sms = properties.multiProcessorCount / ranks_here;
-  if (properties.major < 9) {
-    placement_.cluster_max = 1;
-    placement_.threads_per_cta = placement_.threads_per_sm = 1024;
-  }
+  if (properties.major < 9) placement_.cluster_max = 1;
   return absl::OkStatus();
 }
 

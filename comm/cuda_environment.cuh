@@ -81,6 +81,13 @@ class CudaEnvironment {
                  : "l"(p));
     return v;
   }
+  __device__ __forceinline__ Packet LoadStreamed(const Packet* p) {
+    Packet v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                 : "l"(p));
+    return v;
+  }
   __device__ __forceinline__ uint32_t LoadInput32(const void* p) {
     uint32_t v;
     asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p));

@@ -28,6 +28,7 @@
 //
 // Memory
 //   Packet LoadInput(p), uint32_t LoadInput32(p), uint16_t LoadInput16(p)
+//   Packet LoadStreamed(p)              as LoadInput, for rows that are read once and in bulk
 //   StoreOutput(p, packet)               weak: written or read by this rank's grids alone
 //   Packet LoadPacket(p), StorePacket(p, packet)
 //                                        mailbox; relaxed at system scope; each word whole, nothing

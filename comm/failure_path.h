@@ -17,6 +17,19 @@
 
 namespace stoker::comm {
 
+// Copies words [first, first + step, ...) of the launch ring to the health page. The launches' log
+// is kept in device memory because a store to host memory in every launch costs 0.2 us at one
+// token.
+template <class Env>
+STOKER_DEVICE void CopyRing(Env env, const OneShotParams& p, int first, int step) {
+  const uint32_t* from = reinterpret_cast<const uint32_t*>(RingOf(p.workspace[p.rank]));
+  uint32_t* to = reinterpret_cast<uint32_t*>(p.health->ring);
+  constexpr int kWords = kLaunchRing * static_cast<int>(sizeof(LaunchEntry)) / 4;
+  for (int word = first; word < kWords; word += step) {
+    env.StoreWord(to + word, env.LoadWord(from + word));
+  }
+}
+
 // Publishes the first failure of this rank and stops every rank's waiting. The record comes before
 // the abort words, so whoever sees an abort word that this rank set can read why. The peer's header
 // is read again here: headers are never re-armed, so it is still what the caller judged.
@@ -42,6 +55,7 @@ STOKER_DEVICE void Fail(Env env, const OneShotParams& p, uint32_t epoch, Failure
       env.StoreWord64(&record->seen.signature, env.LoadHeader(&seen->signature));
     }
     env.StoreWord64(&record->detail, detail);
+    CopyRing(env, p, 0, 1);
     env.FenceSystem();  // the fields before `valid`: a reader that sees it sees them
     env.StoreWord(&record->valid, p.log.descriptor.generation + 1u);
   }
@@ -63,6 +77,7 @@ STOKER_DEVICE bool MayWait(Env env, const OneShotParams& p, uint32_t epoch, uint
   const uint64_t now = env.Clock();
   const uint64_t found = env.CompareAndSwap64(&control->wait_since_ns, 0u, now);
   const uint64_t since = found == 0u ? now : found;
+  if (found == 0u) CopyRing(env, p, 0, 1);
   const uint64_t waited = now > since ? now - since : 0u;
   const bool startup = epoch - env.LoadWord(&control->first_epoch) < kStartupEpochs;
   const uint64_t limit =

@@ -1,6 +1,6 @@
-// The header handshake of a launch: CTA 0 of each rank tells every peer what it is about to run,
-// and one warp of it polls what the peers have told. It does so before the warp meets any barrier,
-// so a mismatch is reported even if other warps wait for data that will never come.
+// The header handshake of a launch: the service warp of CTA 0 tells every peer what this rank is
+// about to run, and polls what the peers have told. It does so before it meets any barrier, so a
+// mismatch is reported even if other warps wait for data that will never come.
 #pragma once
 
 #include <cstdint>
@@ -11,34 +11,29 @@
 
 namespace stoker::comm {
 
+// Lane r of the calling warp tells rank r, and the first lanes log the launch in the workspace.
 template <class Env>
-STOKER_DEVICE bool IsHeaderThread(Env env, const OneShotParams& p) {
-  return env.cta() == 0 && env.thread() < p.layout.world && env.thread() != p.rank;
-}
-
-// Thread r of CTA 0 tells rank r, and the first threads log the launch in the health page.
-template <class Env>
-STOKER_DEVICE void SendHeader(Env env, const OneShotParams& p, uint32_t epoch) {
-  if (IsHeaderThread(env, p)) {
-    Header* slot =
-        HeadersOf(p.workspace[env.thread()]) + WorkspaceLayout::header_index(epoch, p.rank);
+STOKER_DEVICE void SendHeaders(Env env, const OneShotParams& p, uint32_t epoch) {
+  const int peer = env.lane();
+  if (peer < p.layout.world && peer != p.rank) {
+    Header* slot = HeadersOf(p.workspace[peer]) + WorkspaceLayout::header_index(epoch, p.rank);
     env.StoreHeader(&slot->tokens, HeaderWord(epoch, static_cast<uint32_t>(p.tokens)));
     env.StoreHeader(&slot->signature, HeaderWord(epoch, p.signature));
   }
   constexpr int kLogWords = sizeof(LaunchEntry) / 4;
   constexpr int kEpochWord = offsetof(LaunchEntry, epoch) / 4;
-  if (env.cta() == 0 && env.thread() < kLogWords) {
-    uint32_t* entry = reinterpret_cast<uint32_t*>(&p.health->ring[epoch % kLaunchRing]);
+  const int word = env.lane();
+  if (word < kLogWords) {
+    LaunchEntry* entry = RingOf(p.workspace[p.rank]) + epoch % kLaunchRing;
     const uint32_t* log = reinterpret_cast<const uint32_t*>(&p.log);
-    const int word = env.thread();
-    env.StoreWord(entry + word, word == kEpochWord ? epoch : log[word]);
+    env.StoreWord(reinterpret_cast<uint32_t*>(entry) + word,
+                  word == kEpochWord ? epoch : log[word]);
   }
 }
 
 template <class Env>
-STOKER_DEVICE Header LoadPeerHeader(Env env, const OneShotParams& p, uint32_t epoch) {
-  const Header* slot =
-      HeadersOf(p.workspace[p.rank]) + WorkspaceLayout::header_index(epoch, env.thread());
+STOKER_DEVICE Header LoadHeaderOf(Env env, const OneShotParams& p, uint32_t epoch, int peer) {
+  const Header* slot = HeadersOf(p.workspace[p.rank]) + WorkspaceLayout::header_index(epoch, peer);
   return Header{env.LoadHeader(&slot->tokens), env.LoadHeader(&slot->signature)};
 }
 
@@ -47,12 +42,12 @@ STOKER_DEVICE bool HeaderMatches(const OneShotParams& p, uint32_t epoch, const H
          seen.signature == HeaderWord(epoch, p.signature);
 }
 
-// Judges a header of peer `env.thread()` that does not match: false if it never will. An epoch of
-// e - 2 is what the slot held before: not launched yet. (Slots start as if the launch two epochs
+// Judges a header that does not match: false if it never will, and the launch has failed. An epoch
+// of e - 2 is what the slot held before: not launched yet. (Slots start as if the launch two epochs
 // before the first had used them.)
 template <class Env>
-STOKER_DEVICE bool HeaderMayCome(Env env, const OneShotParams& p, uint32_t epoch) {
-  const Header seen = LoadPeerHeader(env, p, epoch);
+STOKER_DEVICE bool HeaderMayCome(Env env, const OneShotParams& p, uint32_t epoch, int peer,
+                                 const Header& seen) {
   const uint32_t token_epoch = HeaderEpoch(seen.tokens);
   const uint32_t signature_epoch = HeaderEpoch(seen.signature);
   const bool known = (token_epoch == epoch || token_epoch == epoch - 2u) &&
@@ -61,21 +56,24 @@ STOKER_DEVICE bool HeaderMayCome(Env env, const OneShotParams& p, uint32_t epoch
       (token_epoch == epoch && HeaderValue(seen.tokens) != static_cast<uint32_t>(p.tokens)) ||
       (signature_epoch == epoch && HeaderValue(seen.signature) != p.signature);
   if (known && !differs) return true;
-  Fail(env, p, epoch, known ? FailureCode::kMismatch : FailureCode::kStaleOrForeign, env.thread(),
-       -1, -1, 0u);
+  Fail(env, p, epoch, known ? FailureCode::kMismatch : FailureCode::kStaleOrForeign, peer, -1, -1,
+       0u);
   return false;
 }
 
-// Waits for the peer's header; used where the launch has no data to poll. A launch that has failed
-// already looks once, so that a mismatch is named on both sides.
+// Lane r waits for rank r's header. A launch that has failed already looks once, so that a mismatch
+// is named on both sides.
 template <class Env>
-STOKER_DEVICE bool AwaitHeader(Env env, const OneShotParams& p, uint32_t epoch, bool once) {
+STOKER_DEVICE void AwaitHeaders(Env env, const OneShotParams& p, const Launch& launch) {
+  const int peer = env.lane();
+  if (peer >= p.layout.world || peer == p.rank) return;
   for (int polls = 1;; ++polls) {
-    if (HeaderMatches(p, epoch, LoadPeerHeader(env, p, epoch))) return true;
-    if (!HeaderMayCome(env, p, epoch) || once) return false;
+    const Header seen = LoadHeaderOf(env, p, launch.epoch, peer);
+    if (HeaderMatches(p, launch.epoch, seen)) return;
+    if (!HeaderMayCome(env, p, launch.epoch, peer, seen) || launch.failed) return;
     env.Await();
-    if (polls % Env::kPollsPerLook == 0 && !MayWait(env, p, epoch, 1u << env.thread(), -1, -1)) {
-      return false;
+    if (polls % Env::kPollsPerLook == 0 && !MayWait(env, p, launch.epoch, 1u << peer, -1, -1)) {
+      return;
     }
   }
 }

@@ -15,18 +15,6 @@
 namespace stoker::comm {
 
 inline constexpr uint64_t kHealthMagic = 0x31484c5448544b53ull;
-inline constexpr int kLaunchRing = 16;
-
-// One launch as its rank started it. An entry counts only if its generation is the page's and its
-// epoch is one that maps to its place.
-struct alignas(64) LaunchEntry {
-  LaunchDescriptor descriptor;
-  uint32_t signature;
-  int32_t tokens;
-  uint32_t epoch;
-  uint32_t reserved[2];
-};
-static_assert(sizeof(LaunchEntry) == 64);
 
 struct alignas(64) FailureRecord {
   uint32_t valid;  // 0, or generation + 1 once every other field has been written
@@ -53,7 +41,9 @@ struct alignas(64) RankHealth {
   uint64_t heartbeat_ns;  // host clock of the last host-side call
   uint32_t launches_logged;
   uint32_t reserved[7];
-  LaunchEntry ring[kLaunchRing];  // entry epoch % kLaunchRing
+  // The rank's last launches: copied from its workspace every kLaunchRing launches, and at once
+  // when a launch has to wait or fails.
+  LaunchEntry ring[kLaunchRing];
 };
 
 struct alignas(4096) HealthPage {

@@ -8,9 +8,18 @@ namespace stoker::comm {
 namespace {
 
 constexpr int kWarpsPerCtaMin = 4;
-constexpr int kVectorsMax = 2;
+constexpr int kVectorsUsual = 2;
+constexpr int kVectorsMax = 4;  // only where a row does not fit a CTA otherwise
 
 int DivideUp(int a, int b) { return (a + b - 1) / b; }
+
+// A CTA's warps are dealt to the four partitions of an SM, each with a quarter of the registers;
+// the count holds wherever the dealing starts.
+int CtasPerSm(int threads, const Placement& placement) {
+  constexpr int kPartitions = 4;
+  const int warps = DivideUp(threads / 32 + 1, kPartitions);  // with the service warp
+  return std::max(1, placement.warps_per_sm / kPartitions / warps);
+}
 
 // The shape with these choices, and as many clusters as there are tokens and room.
 LaunchShape Make(int tokens, int warps, int cluster, int vectors, const Placement& placement) {
@@ -20,7 +29,7 @@ LaunchShape Make(int tokens, int warps, int cluster, int vectors, const Placemen
   // The smallest cluster that covers the row with CTAs of this size.
   shape.cluster = DivideUp(warps, vectors * shape.threads / 32);
   const int sms = std::max(1, placement.sms / placement.launches_in_flight);
-  const int ctas = sms * std::max(1, placement.threads_per_sm / shape.threads);
+  const int ctas = sms * CtasPerSm(shape.threads, placement);
   shape.clusters = std::clamp(ctas / shape.cluster, 1, std::max(1, tokens));
   return shape;
 }
@@ -37,14 +46,15 @@ LaunchShape ChooseLaunchShape(int tokens, int packets, const Placement& placemen
   const int sms = std::max(1, placement.sms / placement.launches_in_flight);
   for (int cluster = placement.cluster_max; cluster > 1; --cluster) {
     const LaunchShape shape = Make(tokens, warps, cluster, 1, placement);
-    if (shape.threads < 32 * kWarpsPerCtaMin || shape.threads > placement.threads_per_cta) continue;
+    if (shape.threads < 32 * kWarpsPerCtaMin || shape.cta_threads() > placement.threads_per_cta)
+      continue;
     if (tokens * shape.cluster <= sms) return shape;
   }
   for (int cluster = 1; cluster <= placement.cluster_max; ++cluster) {
-    for (int vectors = 1; vectors <= kVectorsMax; ++vectors) {
+    for (int vectors = 1; vectors <= kVectorsMax; vectors *= 2) {
       const LaunchShape shape = Make(tokens, warps, cluster, vectors, placement);
-      if (shape.threads > placement.threads_per_cta) continue;
-      if (shape.clusters >= tokens || vectors == kVectorsMax) return shape;
+      if (shape.cta_threads() > placement.threads_per_cta) continue;
+      if (shape.clusters >= tokens || vectors >= kVectorsUsual) return shape;
     }
   }
   return Make(tokens, warps, placement.cluster_max, kVectorsMax, placement);

@@ -9,10 +9,10 @@ namespace stoker::comm {
 
 // What a rank may use of its GPU.
 struct Placement {
-  int sms = 0;                // streaming multiprocessors for this rank
-  int threads_per_sm = 896;   // resident threads of our kernels (72 registers a thread)
-  int threads_per_cta = 896;  // largest CTA of our kernels
-  int cluster_max = 8;        // 1 where the GPU has no clusters
+  int sms = 0;                 // streaming multiprocessors for this rank
+  int warps_per_sm = 32;       // resident warps of our kernels (64 registers a thread)
+  int threads_per_cta = 1024;  // largest CTA of our kernels, service warp included
+  int cluster_max = 8;         // 1 where the GPU has no clusters
   int launches_in_flight =
       1;  // 2 if the next launch may start early: its CTAs wait in their places
 
@@ -21,11 +21,12 @@ struct Placement {
 
 struct LaunchShape {
   int cluster = 1;   // CTAs that share a token
-  int threads = 32;  // per CTA
+  int threads = 32;  // row threads per CTA; the service warp comes on top
   int vectors = 1;   // 16-byte vectors of a row per thread
   int clusters = 1;  // tokens in flight; the grid has clusters * cluster CTAs
 
   int ctas() const { return clusters * cluster; }
+  int cta_threads() const { return threads + 32; }
   std::string ToString() const;
   friend bool operator==(const LaunchShape&, const LaunchShape&) = default;
 };

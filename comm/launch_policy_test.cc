@@ -31,20 +31,16 @@ TEST(LaunchPolicy, EveryShapeCoversTheRowAndIsCoResident) {
   for (int cluster_max : {1, 8}) {
     for (int sms : {1, 2, 8, 16, 33, 66, 132}) {
       for (int in_flight : {1, 2}) {
-        const Placement placement{.sms = sms,
-                                  .threads_per_sm = cluster_max == 1 ? 1024 : 896,
-                                  .threads_per_cta = cluster_max == 1 ? 1024 : 896,
-                                  .cluster_max = cluster_max,
-                                  .launches_in_flight = in_flight};
+        const Placement placement{
+            .sms = sms, .cluster_max = cluster_max, .launches_in_flight = in_flight};
         for (int packets = 1; packets <= 2048; packets += packets < 300 ? 1 : 97) {
           for (int tokens : {1, 2, 3, 7, 16, 33, 37, 64, 128, 2048}) {
             const LaunchShape shape = ChooseLaunchShape(tokens, packets, placement);
             ASSERT_GE(shape.cluster * shape.threads * shape.vectors, packets) << shape.ToString();
-            ASSERT_LE(shape.threads, placement.threads_per_cta) << shape.ToString();
+            ASSERT_LE(shape.cta_threads(), placement.threads_per_cta) << shape.ToString();
             ASSERT_LE(shape.cluster, cluster_max);
             ASSERT_LE(shape.clusters, tokens);
-            const int room =
-                std::max(1, sms / in_flight) * (placement.threads_per_sm / shape.threads);
+            const int room = std::max(1, sms / in_flight) * (1024 / shape.cta_threads());
             if (shape.clusters > 1) {
               ASSERT_LE(shape.ctas(), room) << shape.ToString();
             }

@@ -1,24 +1,28 @@
 // One-shot exchange: every rank pushes its row of every token into every peer's mailbox, polls its
 // own mailbox for the peers' rows, and sums them in rank order in FP32. One cluster works on one
-// token at a time; a thread owns the same vectors (16-byte packets) of each.
+// token at a time; a row thread owns the same vectors (16-byte packets) of each. The last warp of a
+// CTA is no row warp but the service warp: in CTA 0 it exchanges the headers while the others
+// gather, and in every CTA it does the launch's bookkeeping, so that none of this stands in the way
+// of a row.
 //
 // The body knows packets, ranks and epochs. What a row means is the producer's business and what
-// happens to the sum the epilogue's:
+// happens to the sum the epilogue's; row threads call
 //
-//   Producer: void Fetch(env, token)                  begin loading what Row needs; any thread
-//             void Row(env, token, vectors, rows)     this rank's row, rounded to the wire type
-//             int bad_token(), uint64_t bad_detail()  a token whose inputs this thread found bad,
-//             or -1
-//   Epilogue: void Fetch(env, token, vectors)         begin loading what Take needs
-//             void Take(env, token, vectors, v, sums)  the sum of the thread's v-th vector
-//             void Finish(env, token, vectors, parity) all vectors of the row have been taken
-//             void FillNan(env)                       called by one warp: all outputs of all tokens
+//   Producer: Fetch(env, token)               begin loading what Row needs
+//             Row(env, token, vectors, rows)  this rank's row, rounded to the wire type
+//             bad_token(), bad_detail()       a token whose inputs this thread found bad, or -1
+//   Epilogue: Fetch(env, token, vectors)      begin loading what Take needs
+//             Take(env, token, vectors, v, sums)  the sum of the thread's v-th vector
+//             Finish(env, token, vectors, parity) all vectors of the row have been taken
+// and the service warp
+//             Accompany(env)                  meets the row threads wherever Finish meets them
+//             FillNan(env)                    all outputs of all tokens
 //
 // Before the launch: the mailbox holds sentinels and the headers hold epochs e - 2, or this rank's
 // earlier launches have run. After it: the same, and the epoch is one higher.
 //
-// Why no word is overwritten before it was read, and none is read before it was written (the
-// numbers are those of docs/decisions/protocol_safety.md):
+// Why no word is overwritten before it was read, and none is read before it was written (the proof
+// is docs/decisions/protocol_safety.md):
 //   A rank writes a half for epoch e + 2 only after its grid e + 1 has completed [stream order, or
 //   griddepcontrol.wait], so after it had the header of e + 1 from every peer, which a peer sends
 //   only after its own grid e has completed, re-arming included. Every pair of ranks exchanges that
@@ -40,7 +44,22 @@ template <int kVectors>
 struct Vectors {
   int index[kVectors];
   bool inside[kVectors];  // false beyond the end of the row
+  int row_warps;          // per CTA
 };
+
+template <int kVectors, class Env>
+STOKER_DEVICE Vectors<kVectors> OwnVectors(Env env, int packets) {
+  Vectors<kVectors> vectors;
+  vectors.row_warps = env.threads() / 32 - 1;
+  const int per_cta = vectors.row_warps * 32;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    vectors.index[v] =
+        env.cluster_rank() * per_cta + env.thread() + v * env.cluster_size() * per_cta;
+    vectors.inside[v] = vectors.index[v] < packets;
+  }
+  return vectors;
+}
 
 STOKER_DEVICE bool Arrived(const Packet& p) {
   return p.word[0] != kSentinel && p.word[1] != kSentinel && p.word[2] != kSentinel &&
@@ -78,11 +97,10 @@ STOKER_DEVICE void Push(Env env, const OneShotParams& p, uint32_t epoch, int tok
   }
 }
 
-// Polls until every awaited packet is whole, or kPollsPerLook times; false then. A header thread
-// polls its peer's header in the same turns, so that the check costs no round trip of its own.
+// Polls until every awaited packet is whole, or kPollsPerLook times; false then.
 template <int kWorld, class Env>
-STOKER_DEVICE bool Poll(Env env, const OneShotParams& p, uint32_t epoch, const Packet* first,
-                        uint32_t& awaited, bool& await_header, Packet (&rows)[kWorld]) {
+STOKER_DEVICE bool Poll(Env env, const OneShotParams& p, const Packet* first, uint32_t& awaited,
+                        Packet (&rows)[kWorld]) {
   const int64_t source_stride = static_cast<int64_t>(p.layout.capacity) * p.layout.stride;
   for (int polls = 0; polls < Env::kPollsPerLook; ++polls) {
     const int64_t stride = env.Fresh(source_stride);
@@ -90,12 +108,11 @@ STOKER_DEVICE bool Poll(Env env, const OneShotParams& p, uint32_t epoch, const P
     for (int r = 0; r < kWorld; ++r) {
       if (awaited >> r & 1u) rows[r] = env.LoadPacket(first + r * stride);
     }
-    if (await_header) await_header = !HeaderMatches(p, epoch, LoadPeerHeader(env, p, epoch));
 #pragma unroll
     for (int r = 0; r < kWorld; ++r) {
       if ((awaited >> r & 1u) && Arrived(rows[r])) awaited &= ~(1u << r);
     }
-    if (awaited == 0u && !await_header) return true;
+    if (awaited == 0u) return true;
     env.Await();
   }
   return false;
@@ -105,7 +122,7 @@ STOKER_DEVICE bool Poll(Env env, const OneShotParams& p, uint32_t epoch, const P
 // the rows are NaN and launch.failed is set.
 template <int kWorld, class Env>
 STOKER_DEVICE void Receive(Env env, const OneShotParams& p, Launch& launch, int token, int vector,
-                           bool await_header, Packet (&rows)[kWorld]) {
+                           Packet (&rows)[kWorld]) {
   Packet* first =
       MailboxOf(p.workspace[p.rank]) + p.layout.packet_index(launch.epoch, 0, token, vector);
   const uint32_t peers = ((1u << p.layout.world) - 1u) & ~(1u << p.rank);
@@ -113,7 +130,7 @@ STOKER_DEVICE void Receive(Env env, const OneShotParams& p, Launch& launch, int 
     // All packets are polled anew after a look at the clock: nothing is re-armed before all are
     // here, and no packet has to be kept in registers across the slow path.
     uint32_t awaited = peers;
-    if (Poll<kWorld>(env, p, launch.epoch, first, awaited, await_header, rows)) {
+    if (Poll<kWorld>(env, p, first, awaited, rows)) {
       const int64_t source_stride = static_cast<int64_t>(p.layout.capacity) * p.layout.stride;
 #pragma unroll
       for (int r = 0; r < kWorld; ++r) {
@@ -124,14 +141,8 @@ STOKER_DEVICE void Receive(Env env, const OneShotParams& p, Launch& launch, int 
       }
       return;
     }
-    if (await_header && !HeaderMayCome(env, p, launch.epoch)) {
-      launch.failed = true;
-      break;
-    }
-    if (awaited == 0u) awaited = 1u << env.thread();  // only the header is missing
     launch.failed = !MayWait(env, p, launch.epoch, awaited, token, vector);
   }
-  if (await_header) AwaitHeader(env, p, launch.epoch, true);
 #pragma unroll
   for (int r = 0; r < kWorld; ++r) rows[r] = NanPacket();
 }
@@ -156,13 +167,26 @@ STOKER_DEVICE void SumRanks(const OneShotParams& p, const Packet& own, const Pac
   }
 }
 
-// The end of a launch: the last CTA to arrive decides for all of them whether the outputs stand,
-// and hands the counters over to the next launch. Nothing of the launch is touched after that.
+// The service warp's part of a launch up to its end. A second launch on this workspace shows by its
+// tickets: this one took some of the other's, or the other some of this one's.
+template <class Env, class Epilogue>
+STOKER_DEVICE void Serve(Env env, const OneShotParams& p, Launch& launch, uint32_t ticket,
+                         Epilogue& epilogue) {
+  if (env.cta() == 0) SendHeaders(env, p, launch.epoch);
+  if (ticket >= static_cast<uint32_t>(env.ctas())) {
+    Fail(env, p, launch.epoch, FailureCode::kOverlap, -1, -1, -1, 0u);
+  }
+  if (env.cta() == 0) AwaitHeaders(env, p, launch);
+  for (int token = env.cluster(); token < p.tokens; token += env.clusters()) {
+    epilogue.Accompany(env);
+  }
+}
+
+// The end of a launch, for the service warp: the last CTA to arrive decides for all of them whether
+// the outputs stand, and hands the counters over to the next launch. Nothing is touched after that.
 template <class Env, class Epilogue>
 STOKER_DEVICE void FinishLaunch(Env env, const OneShotParams& p, const Launch& launch,
                                 Epilogue& epilogue) {
-  env.SyncBlock();  // the CTA's stores and polls come before its arrival
-  if (env.warp() != 0) return;
   Control* control = ControlOf(p.workspace[p.rank]);
   uint32_t arrived = 0;
   // Release: this CTA's outputs come before a NaN fill. Acquire: the last one sees all abort words.
@@ -173,6 +197,7 @@ STOKER_DEVICE void FinishLaunch(Env env, const OneShotParams& p, const Launch& l
   const uint64_t wait_since = env.LoadWord64(&control->wait_since_ns);
   if (abort != 0u) epilogue.FillNan(env);
   if (wait_since != 0u) CloseWait(env, p);
+  if (launch.epoch % kLaunchRing == kLaunchRing - 1) CopyRing(env, p, env.lane(), 32);
   if (env.lane() == 0) {
     env.StoreWord(&control->started, 0u);
     env.StoreWord(&control->finished, 0u);
@@ -181,70 +206,63 @@ STOKER_DEVICE void FinishLaunch(Env env, const OneShotParams& p, const Launch& l
   }
 }
 
+// A row thread's part of one token.
+template <class T, int kWorld, int kVectors, class Env, class Producer, class Epilogue>
+STOKER_DEVICE void ExchangeToken(Env env, const OneShotParams& p, Launch& launch, int token,
+                                 const Vectors<kVectors>& vectors, Producer& producer,
+                                 Epilogue& epilogue) {
+  Packet own[kVectors];
+  producer.Row(env, token, vectors, own);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    if (vectors.inside[v]) Push<kWorld>(env, p, launch.epoch, token, vectors.index[v], own[v]);
+  }
+  if (token + env.clusters() < p.tokens) producer.Fetch(env, token + env.clusters());
+  epilogue.Fetch(env, token, vectors);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    if (!vectors.inside[v]) continue;
+    Packet rows[kWorld] = {};
+    Receive(env, p, launch, token, vectors.index[v], rows);
+    float sums[kPacketElements];
+    SumRanks<T>(p, launch.failed ? NanPacket() : own[v], rows, sums);
+    epilogue.Take(env, token, vectors, v, sums);
+  }
+}
+
 template <class T, int kWorld, int kVectors, class Env, class Producer, class Epilogue>
 STOKER_DEVICE void OneShot(Env env, const OneShotParams& p, Producer& producer,
                            Epilogue& epilogue) {
   env.ClusterArrive();  // met before the first store to a neighbour: it must have started
+  const Vectors<kVectors> vectors = OwnVectors<kVectors>(env, p.packets);
+  const bool service = env.warp() == vectors.row_warps;
   env.GridDependencyWait();
   if (p.early_trigger != 0u) env.LaunchDependents();
 
+  int token = env.cluster();
+  if (!service && token < p.tokens) producer.Fetch(env, token);
+  Launch launch = BeginLaunch(env, p);
   uint32_t ticket = 0;
-  if (env.thread() == 0) {
+  if (service && env.lane() == 0) {
     ticket = env.AtomicAdd(&ControlOf(p.workspace[p.rank])->started, 1u);
   }
-  int token = env.cluster();
-  if (token < p.tokens) producer.Fetch(env, token);
-  Launch launch = BeginLaunch(env, p);
-  SendHeader(env, p, launch.epoch);
-  bool await_header = IsHeaderThread(env, p);
-
-  Vectors<kVectors> vectors;
-  const int row_threads = env.cluster_size() * env.threads();
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    vectors.index[v] = env.cluster_rank() * env.threads() + env.thread() + v * row_threads;
-    vectors.inside[v] = vectors.index[v] < p.packets;
-  }
-  if (token >= p.tokens && await_header) AwaitHeader(env, p, launch.epoch, launch.failed);
   env.ClusterWait();
 
-  if (ticket >= static_cast<uint32_t>(env.ctas())) {
-    Fail(env, p, launch.epoch, FailureCode::kOverlap, -1, -1, -1, 0u);
-    launch.failed = true;
-  }
-
-  for (int turn = 0; token < p.tokens; token += env.clusters(), ++turn) {
-    Packet own[kVectors];
-    producer.Row(env, token, vectors, own);
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      if (vectors.inside[v]) Push<kWorld>(env, p, launch.epoch, token, vectors.index[v], own[v]);
+  if (service) {
+    Serve(env, p, launch, ticket, epilogue);
+  } else {
+    for (int turn = 0; token < p.tokens; token += env.clusters(), ++turn) {
+      ExchangeToken<T, kWorld>(env, p, launch, token, vectors, producer, epilogue);
+      epilogue.Finish(env, token, vectors, turn & 1);
     }
-    if (token + env.clusters() < p.tokens) producer.Fetch(env, token + env.clusters());
-    epilogue.Fetch(env, token, vectors);
-
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      if (!vectors.inside[v]) continue;
-      Packet rows[kWorld] = {};
-      Receive(env, p, launch, token, vectors.index[v], await_header, rows);
-      await_header = false;
-      float sums[kPacketElements];
-      SumRanks<T>(p, launch.failed ? NanPacket() : own[v], rows, sums);
-      epilogue.Take(env, token, vectors, v, sums);
+    if (producer.bad_token() >= 0) {
+      Fail(env, p, launch.epoch, FailureCode::kIndexOutOfRange, -1, producer.bad_token(), -1,
+           producer.bad_detail());
     }
-    if (await_header)
-      AwaitHeader(env, p, launch.epoch, launch.failed);  // a header thread beyond the row's end
-    await_header = false;
-    epilogue.Finish(env, token, vectors, turn & 1);
   }
-
   if (p.early_trigger == 0u) env.LaunchDependents();
-  if (producer.bad_token() >= 0) {
-    Fail(env, p, launch.epoch, FailureCode::kIndexOutOfRange, -1, producer.bad_token(), -1,
-         producer.bad_detail());
-  }
-  FinishLaunch(env, p, launch, epilogue);
+  env.SyncBlock();  // the CTA's stores and polls come before its arrival
+  if (service) FinishLaunch(env, p, launch, epilogue);
 }
 
 }  // namespace stoker::comm

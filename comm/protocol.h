@@ -5,7 +5,7 @@
 // A rank owns one workspace. Peers write into its mailbox and headers and poll only their own, so
 // nobody ever waits on memory that its owner may be clearing.
 //
-//   workspace: [ Control | headers | mailbox half 0 | mailbox half 1 ]
+//   workspace: [ Control | launch ring | headers | mailbox half 0 | mailbox half 1 ]
 //   headers:   [epoch parity][source rank][2 words of 64 bits]
 //   half:      [source rank][token < capacity][packet < stride], a packet is 16 bytes
 //
@@ -150,13 +150,26 @@ inline constexpr int64_t kDefaultTimeoutMs = 20'000;
 inline constexpr int64_t kDefaultStartupTimeoutMs = 600'000;
 inline constexpr int64_t kTimeoutMsMax = 24ll * 3600 * 1000;
 
+// One launch as its rank started it. An entry counts only if its epoch is one that maps to its
+// place.
+struct alignas(64) LaunchEntry {
+  LaunchDescriptor descriptor;
+  uint32_t signature;
+  int32_t tokens;
+  uint32_t epoch;
+  uint32_t reserved[2];
+};
+static_assert(sizeof(LaunchEntry) == 64);
+inline constexpr int kLaunchRing = 16;  // entry epoch % kLaunchRing
+
 // Where things lie in a workspace, and how large it is. The same on all ranks of a group.
 struct WorkspaceLayout {
   int32_t world = 0;
   int32_t capacity = 0;  // tokens
   int32_t stride = 0;    // packets per token: largest hidden size / 8
 
-  static constexpr int64_t kHeadersOffset = sizeof(Control);
+  static constexpr int64_t kRingOffset = sizeof(Control);
+  static constexpr int64_t kHeadersOffset = kRingOffset + kLaunchRing * sizeof(LaunchEntry);
   static constexpr int64_t kMailboxOffset =
       kHeadersOffset + int64_t{2} * kWorldMax * static_cast<int64_t>(sizeof(Header));
 
@@ -174,6 +187,10 @@ struct WorkspaceLayout {
 static_assert(WorkspaceLayout::kMailboxOffset % 128 == 0);
 
 STOKER_HOST_DEVICE Control* ControlOf(void* workspace) { return static_cast<Control*>(workspace); }
+STOKER_HOST_DEVICE LaunchEntry* RingOf(void* workspace) {
+  return reinterpret_cast<LaunchEntry*>(static_cast<char*>(workspace) +
+                                        WorkspaceLayout::kRingOffset);
+}
 STOKER_HOST_DEVICE Header* HeadersOf(void* workspace) {
   return reinterpret_cast<Header*>(static_cast<char*>(workspace) + WorkspaceLayout::kHeadersOffset);
 }

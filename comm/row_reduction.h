@@ -18,16 +18,29 @@ STOKER_DEVICE float SumOverWarp(Env env, float value) {
   return value;
 }
 
-// Thread i of the cluster holds vectors i, i + n, i + 2n, ... of the row, n the cluster's threads;
-// `values[v]` belongs to the v-th of them and is +0 beyond the row. All threads of the cluster call
-// it and get the sum. `parity` alternates from one call to the next: a fast CTA may store the next
-// row's partials while a slow one still reads this row's, but it cannot be two rows ahead, because
-// the barrier of the row between needs every thread.
+// The CTAs of a cluster meet; what each stored before is seen by all after.
+template <class Env>
+STOKER_DEVICE void MeetCluster(Env env) {
+  if (env.cluster_size() > 1) {
+    env.ClusterArrive();
+    env.ClusterWait();
+  } else {
+    env.SyncBlock();
+  }
+}
+
+// Row thread i of the cluster holds vectors i, i + n, i + 2n, ... of the row, n the cluster's row
+// threads; `values[v]` belongs to the v-th of them and is +0 beyond the row. All row threads of the
+// cluster call it and get the sum, while all others of the cluster call MeetCluster. `parity`
+// alternates from one call to the next: a fast CTA may store the next row's partials while a slow
+// one still reads this row's, but it cannot be two rows ahead, because the meeting between needs
+// every thread.
 template <int kVectors, class Env>
-STOKER_DEVICE float SumOverRow(Env env, const float (&values)[kVectors], int packets, int parity) {
+STOKER_DEVICE float SumOverRow(Env env, const float (&values)[kVectors], int row_warps_per_cta,
+                               int packets, int parity) {
   float* partials = env.SharedPartials() + parity * kPartialsMax;
-  const int row_warps = env.cluster_size() * (env.threads() / 32);
-  const int own_warp = env.cluster_rank() * (env.threads() / 32) + env.warp();
+  const int row_warps = env.cluster_size() * row_warps_per_cta;
+  const int own_warp = env.cluster_rank() * row_warps_per_cta + env.warp();
   const int canonical_warps = (packets + 31) / 32;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
@@ -37,12 +50,7 @@ STOKER_DEVICE float SumOverRow(Env env, const float (&values)[kVectors], int pac
       env.StoreClusterShared(partials + canonical, env.lane(), sum);
     }
   }
-  if (env.cluster_size() > 1) {
-    env.ClusterArrive();  // releases the stores above to the cluster
-    env.ClusterWait();
-  } else {
-    env.SyncBlock();
-  }
+  MeetCluster(env);
   const int lane = env.lane();
   float sum = lane < canonical_warps ? env.LoadShared(partials + lane) : 0.0f;
   if (canonical_warps > 32) {

@@ -17,7 +17,11 @@
 
 namespace stoker::moe {
 
-inline constexpr int kRowsInFlight = 8;
+// Rows that a thread has in flight. Eight hide the latency of a launch with few tokens; a thread
+// with several vectors belongs to a launch with many, where four per thread saturate the memory and
+// the registers are wanted for the vectors.
+template <int kVectors>
+inline constexpr int kRowsInFlight = kVectors == 1 ? 8 : 4;
 inline constexpr uint32_t kMinusZeroPair = 0x80008000u;
 
 template <class T>
@@ -58,7 +62,8 @@ class FinalizeProducer {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       float sum[comm::kPacketElements] = {};
-      SumRoutes(env, weight, vectors.index[v], vectors.inside[v], sum);
+      SumRoutes<kRowsInFlight<kVectors>, (kVectors > 1)>(env, weight, vectors.index[v],
+                                                         vectors.inside[v], sum);
       if (vectors.inside[v]) AddTail(env, token, vectors.index[v], sum);
 #pragma unroll
       for (int w = 0; w < comm::kPacketWords; ++w) {
@@ -77,24 +82,25 @@ class FinalizeProducer {
  private:
   // A dropped route has weight +0 and a row of -0: fma(+0, -0, a) = a for every a, signed zeros,
   // NaN and infinities included, so it needs no branch of its own.
-  template <class Env>
+  template <int kRows, bool kStreamed, class Env>
   STOKER_DEVICE void SumRoutes(Env env, float weight, int vector, bool inside,
                                float (&sum)[comm::kPacketElements]) {
     const comm::Packet* column = p_.rows + vector;
 #pragma unroll 1
-    for (int first = 0; first < p_.top_k; first += kRowsInFlight) {
-      comm::Packet row[kRowsInFlight];
+    for (int first = 0; first < p_.top_k; first += kRows) {
+      comm::Packet row[kRows];
 #pragma unroll
-      for (int k = 0; k < kRowsInFlight; ++k) {
+      for (int k = 0; k < kRows; ++k) {
         const int32_t index =
             static_cast<int32_t>(env.Shuffle(static_cast<uint32_t>(index_), (first + k) & 31));
         row[k] = comm::Packet{{kMinusZeroPair, kMinusZeroPair, kMinusZeroPair, kMinusZeroPair}};
         if (index >= 0 && inside) {
-          row[k] = env.LoadInput(column + static_cast<int64_t>(index) * p_.packets);
+          const comm::Packet* place = column + static_cast<int64_t>(index) * p_.packets;
+          row[k] = kStreamed ? env.LoadStreamed(place) : env.LoadInput(place);
         }
       }
 #pragma unroll
-      for (int k = 0; k < kRowsInFlight; ++k) {
+      for (int k = 0; k < kRows; ++k) {
         const float w =
             comm::FloatFromBits(env.Shuffle(comm::BitsFromFloat(weight), (first + k) & 31));
 #pragma unroll

@@ -92,7 +92,7 @@ absl::Status Launch(comm::CudaCommunicator& communicator, const Shape& shape,
   cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(launch.ctas());
-  config.blockDim = dim3(launch.threads);
+  config.blockDim = dim3(launch.cta_threads());
   config.stream = stream;
   config.attrs = attributes;
   const bool clusters = communicator.placement().cluster_max > 1;

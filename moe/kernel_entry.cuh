@@ -23,16 +23,14 @@ struct Plain {
   using Producer = PlainProducer<T>;
 };
 
-// 896 threads hold a row of 7168 at one vector each and leave 72 registers. Without clusters one
-// CTA must hold a row of 16384 at two vectors each.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define STOKER_THREADS_MAX 1024
-#else
-#define STOKER_THREADS_MAX 896
-#endif
+// 64 registers a thread: one CTA of 32 warps or several smaller ones fill an SM whichever of its
+// four register partitions their warps land in. At 72 registers two CTAs of 14 warps fit only if
+// the second one's warps complement the first one's, and a grid sized for that was seen not to be
+// co-resident.
+inline constexpr int kThreadsMax = 1024;
 
 template <template <class> class Kind, class T, int kRanks, int kVectors>
-__global__ void __launch_bounds__(STOKER_THREADS_MAX)
+__global__ void __launch_bounds__(kThreadsMax, 1)
     OneShotKernel(const __grid_constant__ comm::OneShotParams params,
                   const __grid_constant__ typename Kind<T>::Params producer_params,
                   const __grid_constant__ RmsNormParams epilogue_params) {

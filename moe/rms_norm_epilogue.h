@@ -55,7 +55,8 @@ class RmsNormEpilogue {
         squares[v] = env.Fma(high, high, squares[v]);
       }
     }
-    const float total = comm::SumOverRow<kVectors>(env, squares, p_.packets, parity);
+    const float total =
+        comm::SumOverRow<kVectors>(env, squares, vectors.row_warps, p_.packets, parity);
     const float rstd = env.Reciprocal(env.SquareRoot(env.Fma(total, p_.inverse_hidden, p_.eps)));
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -71,6 +72,11 @@ class RmsNormEpilogue {
       }
       env.StoreOutput(p_.norm_out + At(token, vectors.index[v]), out);
     }
+  }
+
+  template <class Env>
+  STOKER_DEVICE void Accompany(Env env) {
+    comm::MeetCluster(env);
   }
 
   template <class Env>

@@ -8,6 +8,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/cuda_status.h"
 #include "base/status.h"
+#include "moe/descriptor.h"
 #include "moe/kernel_params.h"
 #include "moe/kernels.h"
 #include "moe/validate.h"
@@ -29,22 +30,6 @@ RmsNormParams MakeNormParams(const Shape& shape, const NormArguments& norm) {
   params.gamma_fp32 = norm.gamma_type == ScalarType::kFp32;
   params.fp32_residual = norm.mode == comm::Mode::kFp32Residual;
   return params;
-}
-
-comm::LaunchDescriptor MakeDescriptor(comm::Op op, const Shape& shape, const NormArguments& norm,
-                                      const LaunchOptions& options, uint32_t generation) {
-  comm::LaunchDescriptor descriptor{};
-  descriptor.op = op;
-  descriptor.wire_type = shape.wire_type;
-  descriptor.protocol = comm::Protocol::kOneShot;
-  descriptor.mode = norm.mode;
-  descriptor.hidden = shape.hidden;
-  descriptor.eps = norm.eps;
-  descriptor.weight_bias = norm.weight_bias;
-  descriptor.routed_scaling_factor = 1.0f;
-  descriptor.site = options.site;
-  descriptor.generation = generation;
-  return descriptor;
 }
 
 // How many clusters of this shape the whole device can hold at once. The answer never changes, and
@@ -139,10 +124,8 @@ absl::Status MoeFinalizeAllReduceRmsNorm(comm::CudaCommunicator& communicator, c
                                          const NormArguments& norm, const LaunchOptions& options,
                                          cudaStream_t stream) {
   STOKER_RETURN_IF_ERROR(ValidateFinalize(communicator.plan(), shape, finalize, norm));
-  comm::LaunchDescriptor descriptor =
-      MakeDescriptor(comm::Op::kFinalize, shape, norm, options, communicator.generation());
-  descriptor.top_k = finalize.top_k;
-  descriptor.routed_scaling_factor = finalize.routed_scaling_factor;
+  const comm::LaunchDescriptor descriptor =
+      DescribeFinalize(shape, finalize, norm, options, communicator.generation());
   FinalizeParams params{};
   params.rows = static_cast<const comm::Packet*>(finalize.rows);
   params.indices = finalize.indices;
@@ -164,7 +147,7 @@ absl::Status AllReduceRmsNorm(comm::CudaCommunicator& communicator, const Shape&
                               const LaunchOptions& options, cudaStream_t stream) {
   STOKER_RETURN_IF_ERROR(ValidatePlain(communicator.plan(), shape, input, norm));
   const comm::LaunchDescriptor descriptor =
-      MakeDescriptor(comm::Op::kPlain, shape, norm, options, communicator.generation());
+      DescribePlain(shape, norm, options, communicator.generation());
   PlainParams params{};
   params.input = static_cast<const comm::Packet*>(input);
   params.packets = shape.hidden / comm::kPacketElements;

@@ -142,4 +142,10 @@ Inputs MakeInputs(const InputOptions& options, int rank) {
   return in;
 }
 
+moe::NormResult Expected(const moe::Shape& shape, const std::vector<Inputs>& ranks) {
+  std::vector<moe::Rows> partials;
+  for (const Inputs& in : ranks) partials.push_back(moe::ReferencePartial(shape, in.finalize));
+  return moe::ReferenceSumAndNorm(shape, partials, ranks[0].norm);
+}
+
 }  // namespace stoker::testing

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "moe/arguments.h"
+#include "moe/reference.h"
 
 namespace stoker::testing {
 
@@ -49,6 +50,9 @@ struct Inputs {
 };
 
 Inputs MakeInputs(const InputOptions& options, int rank);
+
+// The bits that every rank must get for these inputs.
+moe::NormResult Expected(const moe::Shape& shape, const std::vector<Inputs>& ranks);
 
 // Uniform bits, and a standard normal number as the sum of twelve uniform ones less six.
 class Random {

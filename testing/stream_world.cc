@@ -127,10 +127,4 @@ absl::Status StreamWorld::Synchronize(absl::Duration timeout) {
   return absl::OkStatus();
 }
 
-moe::NormResult Expected(const moe::Shape& shape, const std::vector<Inputs>& ranks) {
-  std::vector<moe::Rows> partials;
-  for (const Inputs& in : ranks) partials.push_back(moe::ReferencePartial(shape, in.finalize));
-  return moe::ReferenceSumAndNorm(shape, partials, ranks[0].norm);
-}
-
 }  // namespace stoker::testing

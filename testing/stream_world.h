@@ -70,7 +70,4 @@ class StreamWorld {
   std::vector<cudaStream_t> streams_;
 };
 
-// The bits that every rank must get for these inputs.
-moe::NormResult Expected(const moe::Shape& shape, const std::vector<Inputs>& ranks);
-
 }  // namespace stoker::testing

@@ -1,0 +1,38 @@
+// What a launch tells its peers: the descriptor that goes into its signature, the same on CPU and
+// GPU.
+#pragma once
+
+#include "comm/protocol.h"
+#include "moe/arguments.h"
+#include "moe/launch_options.h"
+
+namespace stoker::moe {
+
+inline comm::LaunchDescriptor DescribePlain(const Shape& shape, const NormArguments& norm,
+                                            const LaunchOptions& options, uint32_t generation) {
+  comm::LaunchDescriptor descriptor{};
+  descriptor.op = comm::Op::kPlain;
+  descriptor.wire_type = shape.wire_type;
+  descriptor.protocol = comm::Protocol::kOneShot;
+  descriptor.mode = norm.mode;
+  descriptor.hidden = shape.hidden;
+  descriptor.eps = norm.eps;
+  descriptor.weight_bias = norm.weight_bias;
+  descriptor.routed_scaling_factor = 1.0f;
+  descriptor.site = options.site;
+  descriptor.generation = generation;
+  return descriptor;
+}
+
+inline comm::LaunchDescriptor DescribeFinalize(const Shape& shape,
+                                               const FinalizeArguments& finalize,
+                                               const NormArguments& norm,
+                                               const LaunchOptions& options, uint32_t generation) {
+  comm::LaunchDescriptor descriptor = DescribePlain(shape, norm, options, generation);
+  descriptor.op = comm::Op::kFinalize;
+  descriptor.top_k = finalize.top_k;
+  descriptor.routed_scaling_factor = finalize.routed_scaling_factor;
+  return descriptor;
+}
+
+}  // namespace stoker::moe

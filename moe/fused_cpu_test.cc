@@ -1,0 +1,398 @@
+// The fused tails on CPU ranks: bits equal to the reference, and every fault an error on every
+// rank.
+#include "moe/fused_cpu.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "testing/comparers.h"
+#include "testing/cpu_world.h"
+#include "testing/inputs.h"
+
+namespace stoker::moe {
+namespace {
+
+using stoker::testing::AllReturnedOk;
+using stoker::testing::DifferenceInBits;
+using stoker::testing::Expected;
+using stoker::testing::InputOptions;
+using stoker::testing::Inputs;
+using stoker::testing::MakeInputs;
+using stoker::testing::RankOutcome;
+using stoker::testing::RunCpuProcesses;
+using stoker::testing::RunCpuThreads;
+using stoker::testing::UniqueGroupName;
+
+comm::GroupOptions Group(int capacity = 16, int hidden_max = 512) {
+  comm::GroupOptions options;
+  options.name = UniqueGroupName();
+  options.capacity = capacity;
+  options.hidden_max = hidden_max;
+  options.setup_timeout = absl::Seconds(20);
+  options.timeout = options.startup_timeout = absl::Seconds(10);
+  return options;
+}
+
+struct Outputs {
+  explicit Outputs(const Shape& shape)
+      : residual(shape.tokens * shape.hidden, 0xABAB), norm(shape.tokens * shape.hidden, 0xABAB) {}
+  Rows residual;
+  Rows norm;
+};
+
+// Makes inputs, launches, and compares with the reference.
+absl::Status LaunchAndCompare(comm::CpuCommunicator& communicator, const InputOptions& options,
+                              uint32_t site = 0) {
+  std::vector<Inputs> ranks;
+  for (int r = 0; r < communicator.plan().world; ++r) ranks.push_back(MakeInputs(options, r));
+  const Inputs& mine = ranks[communicator.plan().rank];
+  Outputs out(options.shape);
+  NormArguments norm = mine.norm;
+  norm.residual_out = out.residual.data();
+  norm.norm_out = out.norm.data();
+  STOKER_RETURN_IF_ERROR(MoeFinalizeAllReduceRmsNorm(communicator, options.shape, mine.finalize,
+                                                     norm, {.site = site}));
+  const NormResult expected = Expected(options.shape, ranks);
+  const std::string residual = DifferenceInBits(options.shape, expected.residual_out, out.residual);
+  const std::string normed = DifferenceInBits(options.shape, expected.norm_out, out.norm);
+  if (residual.empty() && normed.empty()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("residual_out: ", residual, "; norm_out: ", normed));
+}
+
+bool AllStoredNan(const Rows& rows) {
+  for (uint16_t element : rows) {
+    if (element != comm::kStoredNan) return false;
+  }
+  return true;
+}
+
+// One launch without comparison; a failed one must leave NaN in every element.
+absl::Status LaunchOnce(comm::CpuCommunicator& communicator, const InputOptions& options) {
+  const Inputs mine = MakeInputs(options, communicator.plan().rank);
+  Outputs out(options.shape);
+  NormArguments norm = mine.norm;
+  norm.residual_out = out.residual.data();
+  norm.norm_out = out.norm.data();
+  const absl::Status status =
+      MoeFinalizeAllReduceRmsNorm(communicator, options.shape, mine.finalize, norm, {});
+  if (!status.ok() && !(AllStoredNan(out.residual) && AllStoredNan(out.norm))) {
+    return absl::DataLossError(absl::StrCat("finite data after: ", status.ToString()));
+  }
+  return status;
+}
+
+class Parity : public ::testing::TestWithParam<int> {};
+
+TEST_P(Parity, EveryVariantEqualsTheReference) {
+  const int world = GetParam();
+  const auto statuses = RunCpuThreads(
+      world, Group(), [](comm::CpuCommunicator& communicator, comm::RankExchange&) -> absl::Status {
+        uint64_t seed = 1;
+        for (comm::WireType type : {comm::WireType::kBf16, comm::WireType::kFp16}) {
+          for (int variant = 0; variant < 32; ++variant) {
+            InputOptions options;
+            const int hidden[] = {8, 64, 264, 512};
+            const int tokens[] = {0, 1, 5, 16};
+            options.shape = {tokens[variant / 2 % 4], hidden[variant % 4], type};
+            options.top_k = 1 + variant * 7 % 32;
+            options.weights = variant % 3 != 0;
+            options.weight_type = variant % 2 == 0 ? ScalarType::kWire : ScalarType::kFp32;
+            options.shared = variant % 4 < 2;
+            options.cold = variant % 5 < 2;
+            options.cold_type = variant % 3 == 1 ? ScalarType::kFp32 : ScalarType::kWire;
+            options.residual = variant % 6 != 0;
+            options.gamma_type = variant % 7 < 3 ? ScalarType::kFp32 : ScalarType::kWire;
+            options.weight_bias = variant % 2 == 0 ? 0.0f : 1.0f;
+            options.routed_scaling_factor = variant % 4 == 0 ? 1.0f : 2.5f;
+            options.mode = variant % 8 == 5 ? comm::Mode::kFp32Residual : comm::Mode::kRounded;
+            options.dropped_routes = variant % 2 == 1;
+            options.special_values = variant % 4 == 3;
+            options.seed = seed++;
+            const absl::Status status = LaunchAndCompare(communicator, options, variant);
+            if (!status.ok()) {
+              return absl::Status(status.code(),
+                                  absl::StrCat("variant ", variant, ": ", status.message()));
+            }
+          }
+        }
+        return absl::OkStatus();
+      });
+  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, Parity, ::testing::Range(1, 9));
+
+TEST(FusedCpu, PlainAllReducePassesEveryBitPatternAsNan) {
+  // All 65,536 patterns, in both halves of a word, against a peer that sends -0: x + -0 = x.
+  const auto statuses = RunCpuThreads(
+      2, Group(16, 16384),
+      [](comm::CpuCommunicator& communicator, comm::RankExchange&) -> absl::Status {
+        for (comm::WireType type : {comm::WireType::kBf16, comm::WireType::kFp16}) {
+          const Shape shape{8, 16384, type};
+          Rows input(8 * 16384);
+          for (size_t i = 0; i < input.size(); ++i) {
+            input[i] = static_cast<uint16_t>(i < 65536 ? i : i * 40503u + (i >> 16));
+          }
+          const Rows zeros(input.size(), 0x8000);
+          const std::vector<uint16_t> gamma(16384, 0x3C00);
+          Outputs out(shape);
+          NormArguments norm;
+          norm.gamma = gamma.data();
+          norm.residual_out = out.residual.data();
+          norm.norm_out = out.norm.data();
+          const Rows& mine = communicator.plan().rank == 0 ? input : zeros;
+          STOKER_RETURN_IF_ERROR(AllReduceRmsNorm(communicator, shape, mine.data(), norm, {}));
+          const NormResult expected = ReferenceSumAndNorm(shape, {input, zeros}, norm);
+          const std::string difference =
+              DifferenceInBits(shape, expected.residual_out, out.residual) +
+              DifferenceInBits(shape, expected.norm_out, out.norm);
+          if (!difference.empty()) return absl::DataLossError(difference);
+        }
+        return absl::OkStatus();
+      });
+  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(FusedCpu, ProcessesOverTheWrapOfTheEpoch) {
+  comm::GroupOptions group = Group();
+  group.first_epoch = 0xFFFFFFFCu;
+  const auto outcomes =
+      RunCpuProcesses(4, group, absl::Seconds(60),
+                      [](comm::CpuCommunicator& communicator, comm::RankExchange&) -> absl::Status {
+                        for (int launch = 0; launch < 12; ++launch) {
+                          InputOptions options;
+                          options.shape = {launch * 5 % 7, 264, comm::WireType::kBf16};
+                          options.seed = launch;
+                          STOKER_RETURN_IF_ERROR(LaunchAndCompare(communicator, options));
+                        }
+                        return absl::OkStatus();
+                      });
+  EXPECT_TRUE(AllReturnedOk(outcomes).ok()) << AllReturnedOk(outcomes);
+}
+
+InputOptions Small() {
+  InputOptions options;
+  options.shape = {4, 64, comm::WireType::kBf16};
+  return options;
+}
+
+TEST(FusedCpuFaults, ALateRankIsNoAlarm) {
+  comm::GroupOptions group = Group();
+  group.timeout = group.startup_timeout = absl::Milliseconds(1000);
+  const auto statuses = RunCpuThreads(
+      3, group, [](comm::CpuCommunicator& communicator, comm::RankExchange&) -> absl::Status {
+        if (communicator.plan().rank == 1) absl::SleepFor(absl::Milliseconds(900));
+        return LaunchAndCompare(communicator, Small());
+      });
+  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(FusedCpuFaults, AMissingRankIsNamedOnAllOthersAndResetBringsTheGroupBack) {
+  comm::GroupOptions group = Group();
+  group.timeout = group.startup_timeout = absl::Milliseconds(150);
+  const auto statuses = RunCpuThreads(
+      3, group,
+      [](comm::CpuCommunicator& communicator, comm::RankExchange& exchange) -> absl::Status {
+        if (communicator.plan().rank != 2) {
+          const absl::Time start = absl::Now();
+          const absl::Status failure = LaunchOnce(communicator, Small());
+          EXPECT_EQ(failure.code(), absl::StatusCode::kDeadlineExceeded) << failure;
+          EXPECT_NE(failure.message().find("for rank 2"), std::string::npos) << failure;
+          EXPECT_LT(absl::Now() - start, absl::Milliseconds(2000));
+          // From then on launches fail at once.
+          const absl::Time again = absl::Now();
+          EXPECT_FALSE(LaunchOnce(communicator, Small()).ok());
+          EXPECT_LT(absl::Now() - again, absl::Milliseconds(100));
+        }
+        STOKER_RETURN_IF_ERROR(exchange.Barrier("failed", absl::Seconds(10)));
+        EXPECT_FALSE(communicator.Health().ok());
+        STOKER_RETURN_IF_ERROR(communicator.Reset(exchange, absl::Seconds(10)));
+        STOKER_RETURN_IF_ERROR(communicator.SetTimeout(absl::Seconds(10)));
+        EXPECT_TRUE(communicator.Health().ok());
+        for (int launch = 0; launch < 200; ++launch) {
+          InputOptions options = Small();
+          options.seed = launch;
+          STOKER_RETURN_IF_ERROR(LaunchAndCompare(communicator, options));
+        }
+        return absl::OkStatus();
+      });
+  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+}
+
+// One rank differs in one thing; both sides must learn it long before the deadline.
+class Mismatch : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Mismatch, IsReportedAtOnceOnEverySide) {
+  const std::string what = GetParam();
+  comm::GroupOptions group = Group();
+  group.timeout = group.startup_timeout = absl::Seconds(60);
+  const auto statuses = RunCpuThreads(
+      3, group, [&](comm::CpuCommunicator& communicator, comm::RankExchange&) -> absl::Status {
+        InputOptions options = Small();
+        uint32_t site = 1;
+        if (communicator.plan().rank == 1) {
+          if (what == "tokens") options.shape.tokens = 5;
+          if (what == "no_tokens") options.shape.tokens = 0;
+          if (what == "hidden") options.shape.hidden = 72;
+          if (what == "top_k") options.top_k = 6;
+          if (what == "dtype") options.shape.wire_type = comm::WireType::kFp16;
+          if (what == "eps") options.eps = 1e-6f;
+          if (what == "weight_bias") options.weight_bias = 1.0f;
+          if (what == "scaling") options.routed_scaling_factor = 1.0f;
+          if (what == "mode") options.mode = comm::Mode::kFp32Residual;
+          if (what == "site") site = 2;
+        }
+        const absl::Time start = absl::Now();
+        const absl::Status status = LaunchAndCompare(communicator, options, site);
+        EXPECT_LT(absl::Now() - start, absl::Seconds(10)) << "not at once";
+        return status;
+      });
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_NE(status.message().find("launched different work"), std::string::npos) << status;
+    EXPECT_NE(status.message().find("rank 1 launched"), std::string::npos) << status;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Fields, Mismatch,
+                         ::testing::Values("tokens", "no_tokens", "hidden", "top_k", "dtype", "eps",
+                                           "weight_bias", "scaling", "mode", "site"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(FusedCpuFaults, AnotherOpIsAMismatch) {
+  const auto statuses = RunCpuThreads(
+      2, Group(), [](comm::CpuCommunicator& communicator, comm::RankExchange&) -> absl::Status {
+        if (communicator.plan().rank == 0) return LaunchOnce(communicator, Small());
+        const Inputs mine = MakeInputs(Small(), 1);
+        Outputs out(Small().shape);
+        NormArguments norm = mine.norm;
+        norm.residual_out = out.residual.data();
+        norm.norm_out = out.norm.data();
+        return AllReduceRmsNorm(communicator, Small().shape, mine.rows.data(), norm, {});
+      });
+  for (const absl::Status& status : statuses) {
+    EXPECT_NE(status.message().find("launched different work"), std::string::npos) << status;
+  }
+}
+
+TEST(FusedCpuFaults, AnIndexOutOfRangeIsNamedAndNobodyGetsFiniteData) {
+  const auto statuses = RunCpuThreads(
+      2, Group(), [](comm::CpuCommunicator& communicator, comm::RankExchange&) -> absl::Status {
+        Inputs mine = MakeInputs(Small(), communicator.plan().rank);
+        if (communicator.plan().rank == 1) mine.indices[9] = 1000;
+        Outputs out(Small().shape);
+        NormArguments norm = mine.norm;
+        norm.residual_out = out.residual.data();
+        norm.norm_out = out.norm.data();
+        const absl::Status status =
+            MoeFinalizeAllReduceRmsNorm(communicator, Small().shape, mine.finalize, norm, {});
+        EXPECT_EQ(status.ok() ? absl::StatusCode::kOutOfRange : status.code(),
+                  absl::StatusCode::kOutOfRange)
+            << status;
+        // Token 1 has the bad route.
+        for (int h = 0; h < 64; ++h) EXPECT_EQ(out.norm[64 + h], comm::kStoredNan);
+        return status;
+      });
+  EXPECT_NE(statuses[1].message().find("expanded index 1000 of token 1"), std::string::npos)
+      << statuses[1];
+}
+
+TEST(FusedCpuFaults, TwoLaunchesAtOnceAreAnOverlap) {
+  const auto statuses = RunCpuThreads(
+      2, Group(), [](comm::CpuCommunicator& communicator, comm::RankExchange&) -> absl::Status {
+        if (communicator.plan().rank == 1) {
+          absl::SleepFor(absl::Milliseconds(300));
+          return LaunchOnce(communicator, Small());
+        }
+        absl::Status first;
+        std::thread other([&] { first = LaunchOnce(communicator, Small()); });
+        absl::SleepFor(absl::Milliseconds(100));
+        const absl::Status second = LaunchOnce(communicator, Small());
+        other.join();
+        EXPECT_NE(second.message().find("second launch"), std::string::npos) << second;
+        EXPECT_FALSE(first.ok());
+        return second;
+      });
+  EXPECT_FALSE(statuses[0].ok());
+  EXPECT_FALSE(statuses[1].ok());
+}
+
+TEST(FusedCpuFaults, TheHostReleasesAWaitingLaunchWithinASecond) {
+  const auto statuses = RunCpuThreads(
+      2, Group(),
+      [](comm::CpuCommunicator& communicator, comm::RankExchange& exchange) -> absl::Status {
+        if (communicator.plan().rank == 1) return exchange.Barrier("end", absl::Seconds(20));
+        absl::Time stopped;
+        std::thread host([&] {
+          absl::SleepFor(absl::Milliseconds(200));
+          stopped = absl::Now();
+          communicator.Abort();
+        });
+        const absl::Status status = LaunchOnce(communicator, Small());
+        const absl::Time released = absl::Now();
+        host.join();
+        EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+        EXPECT_LT(released - stopped, absl::Seconds(1));
+        return exchange.Barrier("end", absl::Seconds(20));
+      });
+  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(FusedCpuFaults, AKilledRankIsNamedAndTheSurvivorsClose) {
+  comm::GroupOptions group = Group();
+  group.timeout = group.startup_timeout = absl::Milliseconds(500);
+  const auto outcomes = RunCpuProcesses(
+      3, group, absl::Seconds(60),
+      [](comm::CpuCommunicator& communicator, comm::RankExchange& exchange) -> absl::Status {
+        STOKER_RETURN_IF_ERROR(LaunchAndCompare(communicator, Small()));
+        if (communicator.plan().rank == 2) std::raise(SIGKILL);
+        const absl::Status status = LaunchOnce(communicator, Small());
+        if (status.message().find("for rank 2") == std::string::npos) return status;
+        const absl::Status closed = communicator.Close(exchange, absl::Seconds(2));
+        if (closed.ok()) return absl::InternalError("closing without rank 2 went unnoticed");
+        return absl::OkStatus();
+      });
+  EXPECT_EQ(outcomes[2].kind, RankOutcome::Kind::kSignalled);
+  for (int rank : {0, 1}) EXPECT_TRUE(outcomes[rank].status.ok()) << outcomes[rank].status;
+}
+
+TEST(FusedCpuFaults, AMemberThatDoesNotComeToAResetIsNamed) {
+  const auto statuses = RunCpuThreads(
+      2, Group(),
+      [](comm::CpuCommunicator& communicator, comm::RankExchange& exchange) -> absl::Status {
+        if (communicator.plan().rank == 1) return absl::CancelledError("gone");
+        return communicator.Reset(exchange, absl::Milliseconds(200));
+      });
+  EXPECT_EQ(statuses[0].code(), absl::StatusCode::kDeadlineExceeded) << statuses[0];
+  EXPECT_NE(statuses[0].message().find("rank 1"), std::string::npos) << statuses[0];
+}
+
+TEST(FusedCpu, AClosedCommunicatorRefusesLaunchesAndClosesAgain) {
+  const auto statuses = RunCpuThreads(
+      2, Group(),
+      [](comm::CpuCommunicator& communicator, comm::RankExchange& exchange) -> absl::Status {
+        STOKER_RETURN_IF_ERROR(communicator.Close(exchange, absl::Seconds(5)));
+        STOKER_RETURN_IF_ERROR(communicator.Close(exchange, absl::Seconds(5)));
+        const Inputs mine = MakeInputs(Small(), communicator.plan().rank);
+        Outputs out(Small().shape);
+        NormArguments norm = mine.norm;
+        norm.residual_out = out.residual.data();
+        norm.norm_out = out.norm.data();
+        const absl::Status status =
+            MoeFinalizeAllReduceRmsNorm(communicator, Small().shape, mine.finalize, norm, {});
+        EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+        return absl::OkStatus();
+      });
+  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace stoker::moe

@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# Runs the unit tests of the runner and reports them as one case each.
+set -euo pipefail
+cd "$(dirname "$0")"
+python3 -m unittest -v results_test 2>&1

@@ -1,0 +1,141 @@
+"""Runs the test suites with their time budgets and counts their cases. See tools/test.
+
+Only the standard library is used: the Python environment of the tests may not be there yet.
+"""
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import results  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    name: str
+    tags: str
+    budget_minutes: float
+
+
+OTHER_SUITES = ["suite:simulator", "suite:ranks", "suite:ops", "suite:offload"]
+SUITES = [
+    Suite("fast", ",".join("-" + tag for tag in OTHER_SUITES), 5),
+    Suite("simulator and mutants", "suite:simulator", 8),
+    Suite("ranks and faults", "suite:ranks", 10),
+    Suite("ops and Python", "suite:ops", 5),
+    Suite("offload", "suite:offload", 8),
+]
+SETUP_MINUTES = 15
+BUILD_MINUTES = 15
+
+
+def seed() -> str:
+    """Of the tests that explore: the commit's, so that a run can be repeated."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    text = commit.stdout.strip()
+    return str(int(text[:8], 16)) if text else "1"
+
+
+class Report:
+    """The lines of the summary, and whether a step failed or took too long."""
+
+    def __init__(self):
+        self.lines = []
+        self.bad = []
+
+    def step(self, name, seconds, budget_minutes, outcome):
+        over = seconds > budget_minutes * 60
+        self.lines.append(f"  {name:<24} {seconds:7.1f} s of {budget_minutes * 60:5.0f} s  {outcome}"
+                          + ("  OVER ITS BUDGET" if over else ""))
+        if over:
+            self.bad.append(f"{name} took {seconds:.0f} s; its budget is {budget_minutes} min")
+
+
+def run_setup(report):
+    start = time.monotonic()
+    done = subprocess.run([str(ROOT / "tools/setup")], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    report.step("set-up", time.monotonic() - start, SETUP_MINUTES, "done" if done.returncode == 0 else "FAILED")
+    if done.returncode != 0:
+        report.bad.append("set-up failed")
+
+
+def bazel(arguments):
+    """Bazel's output without the sandbox's own chatter; returns its exit status."""
+    process = subprocess.Popen(["bazel", *arguments], cwd=ROOT, text=True, errors="replace",
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    for line in process.stdout:
+        if "linux-sandbox" not in line and not line.startswith("INFO: From"):
+            print(line, end="", flush=True)
+    return process.wait()
+
+
+def run_build(report):
+    print("Building everything ...", flush=True)
+    start = time.monotonic()
+    status = bazel(["build", "--noshow_progress", "--keep_going", "//..."])
+    report.step("build", time.monotonic() - start, BUILD_MINUTES, "done" if status == 0 else "FAILED")
+    if status != 0:
+        report.bad.append("the build failed")
+
+
+def run_suite(suite, report, total):
+    print(f"Suite: {suite.name}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        events = pathlib.Path(folder) / "events.json"
+        start = time.monotonic()
+        status = bazel(["test", "--noshow_progress", "--keep_going", "--build_tests_only",
+                        f"--build_event_json_file={events}", f"--test_tag_filters={suite.tags}",
+                        f"--test_env=STOKER_SEED={seed()}",
+                        f"--test_env=HOME={os.environ.get('HOME', '/root')}", "//..."])
+        seconds = time.monotonic() - start
+        counts = results.count_events(events.read_text(encoding="utf-8")) if events.exists() else results.Counts()
+    no_tests = 4  # Bazel's exit status for "no test targets were found"
+    if status not in (0, no_tests) and counts.failed == 0:
+        counts.add(results.Counts(failed=1, failures=[f"suite {suite.name}: bazel exited with {status}"]))
+    report.step(suite.name, seconds, suite.budget_minutes,
+                counts.line() if status != no_tests else "no tests yet")
+    total.add(counts)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description="Runs every test that this machine can run.")
+    parser.add_argument("--suite", choices=[s.name for s in SUITES], action="append",
+                        help="only this suite (may be given several times)")
+    return parser.parse_args()
+
+
+def main():
+    arguments = parse_arguments()
+    report = Report()
+    total = results.Counts()
+    print("Setting up (nothing is installed that is there already) ...", flush=True)
+    run_setup(report)
+    if not report.bad:
+        print(f"Seed of exploring tests: {seed()}", flush=True)
+        run_build(report)
+        for suite in SUITES:
+            if not arguments.suite or suite.name in arguments.suite:
+                run_suite(suite, report, total)
+    print("\nTime and cases by step:")
+    print("\n".join(report.lines))
+    for reason, count in sorted(total.skip_reasons.items()):
+        print(f"  skipped {count}: {reason}")
+    for failure in total.failures + report.bad:
+        print(f"  FAILED {failure}")
+    total.failed += len(report.bad)
+    if total.passed + total.failed == 0:
+        total.failed = 1
+    print(total.line(), flush=True)
+    return 1 if total.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -87,7 +87,8 @@ absl::Status CpuCommunicator::SetTimeout(absl::Duration timeout) {
   return absl::OkStatus();
 }
 
-void CpuCommunicator::Abort() {
+absl::Status CpuCommunicator::Abort() {
+  if (closed_) return absl::FailedPreconditionError("the communicator is closed");
   FailureRecord* record = &health_.own()->record;
   CpuEnvironment env;
   if (env.CompareAndSwap(&ControlOf(workspace_[plan_.rank].data())->record_claimed, 0, 1) == 0) {
@@ -99,11 +100,12 @@ void CpuCommunicator::Abort() {
   for (int r = 0; r < plan_.world; ++r) {
     env.StoreWord(&ControlOf(workspace_[r].data())->abort, 1u);
   }
+  return absl::OkStatus();
 }
 
 absl::Status CpuCommunicator::Reset(RankExchange& exchange, absl::Duration timeout) {
   if (closed_) return absl::FailedPreconditionError("the communicator is closed");
-  Abort();
+  STOKER_RETURN_IF_ERROR(Abort());
   const uint32_t epoch =
       CpuEnvironment().LoadWord(&ControlOf(workspace_[plan_.rank].data())->epoch);
   STOKER_ASSIGN_OR_RETURN(
@@ -125,9 +127,9 @@ absl::Status CpuCommunicator::Reset(RankExchange& exchange, absl::Duration timeo
 
 absl::Status CpuCommunicator::Close(RankExchange& exchange, absl::Duration timeout) {
   if (closed_) return absl::OkStatus();
+  absl::Status status = exchange.Barrier("closing", timeout);
+  if (!status.ok()) status.Update(Abort());
   closed_ = true;
-  const absl::Status status = exchange.Barrier("closing", timeout);
-  if (!status.ok()) Abort();
   // A mapping of this process goes; a peer that still has one keeps the memory alive by it.
   for (SharedMemory& workspace : workspace_) workspace = SharedMemory();
   return status;

@@ -33,7 +33,7 @@ class CpuCommunicator {
   const HealthPage& health_page() const { return *health_.page(); }
   absl::Status SetTimeout(absl::Duration timeout);
   // Releases every launch of the group that waits; their outputs are NaN.
-  void Abort();
+  absl::Status Abort();
   // Collective: after a failure, on all ranks, with no launch in flight on this one.
   absl::Status Reset(RankExchange& exchange, absl::Duration timeout);
   // Collective, idempotent, bounded.

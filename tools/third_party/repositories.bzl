@@ -44,6 +44,10 @@ def _absl_impl(ctx):
 
     # One group: the archives refer to each other in cycles, and only what is used is linked.
     group = ["-Wl,--start-group"] + ["-l:" + a for a in archives] + ["-Wl,--end-group"]
+    # Debian's archives are not position-independent. A shared library of ours names the shared ones
+    # first, which then define everything and leave the archives out.
+    shared = ["-Wl,--as-needed"] + ["-l" + a[len("lib"):-len(".a")] for a in archives if ctx.path(str(library) + "/" + a[:-2] + ".so").exists]
+    ctx.file("defs.bzl", "ABSL_SHARED = %s\n" % repr(shared))
     rules = ['package(default_visibility = ["//visibility:public"])']
     rules.append("cc_library(name = \"_all\", linkopts = %s)" % repr(group))
     for name in ctx.attr.targets:
@@ -141,6 +145,44 @@ cc_library(
 
 nccl_repository = repository_rule(implementation = _nccl_impl, environ = ["CUDA_HOME"], local = True)
 
+def _torch_impl(ctx):
+    cache = ctx.os.environ.get("STOKER_CACHE", ctx.os.environ.get("HOME", "/root") + "/.cache/stoker")
+    python = ctx.path(cache + "/python")
+    if not python.exists:
+        fail("The Python environment with torch is missing (looked for %s). Install it: tools/setup" % python)
+    lib = [f for f in ctx.path(str(python) + "/lib").readdir() if f.basename.startswith("python3")][0]
+    include = str(lib) + "/site-packages/torch/include"
+    ctx.symlink(include, "include")
+    ctx.file("python.sh", "#!/bin/sh\nexec %s/bin/python \"$@\"\n" % python, executable = True)
+    ctx.file("BUILD", """
+package(default_visibility = ["//visibility:public"])
+
+exports_files(["python.sh"])
+
+# Headers only: the symbols are those of the process that loads the op libraries.
+cc_library(
+    name = "headers",
+    hdrs = glob(["include/torch/csrc/stable/**", "include/torch/csrc/inductor/aoti_torch/**", "include/torch/headeronly/**", "include/c10/**"]),
+    includes = ["include"],
+)
+
+# torch loads its libraries without making their symbols global, so ours must name them.
+cc_library(
+    name = "cpu",
+    linkopts = ["-L%s/lib", "-Wl,--no-as-needed,-ltorch_cpu,--as-needed"],
+    deps = [":headers"],
+)
+
+cc_library(
+    name = "cuda",
+    linkopts = ["-L%s/lib", "-Wl,--no-as-needed,-ltorch_cuda,--as-needed"],
+    deps = [":cpu"],
+)
+""" % (str(lib) + "/site-packages/torch", str(lib) + "/site-packages/torch"))
+
+# torch, as tools/setup installs it.
+torch_repository = repository_rule(implementation = _torch_impl, environ = ["HOME", "STOKER_CACHE"], local = True)
+
 def _flashinfer_impl(ctx):
     root = ctx.os.environ.get("HOME", "/root") + "/.cache/stoker/peers/flashinfer"
     _find(ctx, [root + "/flashinfer/data/include"], "The peer package flashinfer-python", "tools/bench/peers/fetch")
@@ -191,6 +233,7 @@ def stoker_repositories():
     googletest_repository(name = "googletest")
     cuda_repository(name = "cuda")
     nccl_repository(name = "nccl")
+    torch_repository(name = "torch")
     flashinfer_repository(name = "flashinfer")
     system_library(name = "benchmark", header = "/usr/include/benchmark/benchmark.h", linkopts = ["-lbenchmark", "-lpthread"], package = "libbenchmark-dev")
     system_library(name = "nlohmann_json", header = "/usr/include/nlohmann/json.hpp", package = "nlohmann-json3-dev")

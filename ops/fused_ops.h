@@ -1,0 +1,82 @@
+// The bodies of the fused ops for one device kind, to be boxed for torch by its library's source
+// file.
+//
+//   struct Device { static absl::Status Finalize(int64_t communicator, const FinalizeCall&,
+//                                                const moe::LaunchOptions&);
+//                   static absl::Status Plain(int64_t communicator, const PlainCall&,
+//                                             const moe::LaunchOptions&); };
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <array>
+#include <optional>
+#include <tuple>
+
+#include "ops/tensor_arguments.h"
+
+namespace stoker::ops {
+
+template <class Device>
+void FinalizeOut(Tensor rows, Tensor indices, std::optional<Tensor> weights, Tensor gamma,
+                 int64_t communicator, std::optional<Tensor> shared, std::optional<Tensor> cold,
+                 std::optional<Tensor> residual, double eps, double weight_bias,
+                 double routed_scaling_factor, bool fp32_residual, int64_t site,
+                 bool programmatic_launch, Tensor residual_out, Tensor norm_out) {
+  const FinalizeCall call =
+      MakeFinalizeCall(rows, indices, weights, shared, cold, routed_scaling_factor,
+                       {gamma, residual, eps, weight_bias, fp32_residual}, residual_out, norm_out);
+  ThrowIfError(Device::Finalize(communicator, call, MakeOptions(site, programmatic_launch)));
+}
+
+template <class Device>
+void PlainOut(Tensor input, Tensor gamma, int64_t communicator, std::optional<Tensor> residual,
+              double eps, double weight_bias, bool fp32_residual, int64_t site,
+              bool programmatic_launch, Tensor residual_out, Tensor norm_out) {
+  const PlainCall call = MakePlainCall(input, {gamma, residual, eps, weight_bias, fp32_residual},
+                                       residual_out, norm_out);
+  ThrowIfError(Device::Plain(communicator, call, MakeOptions(site, programmatic_launch)));
+}
+
+inline Tensor NewRows(const Tensor& like, int64_t tokens) {
+  const std::array<int64_t, 2> sizes = {tokens, like.dim() == 2 ? like.size(1) : 0};
+  return torch::stable::new_empty(like, {sizes.data(), sizes.size()});
+}
+
+template <class Device>
+std::tuple<Tensor, Tensor> FinalizeNew(Tensor rows, Tensor indices, std::optional<Tensor> weights,
+                                       Tensor gamma, int64_t communicator,
+                                       std::optional<Tensor> shared, std::optional<Tensor> cold,
+                                       std::optional<Tensor> residual, double eps,
+                                       double weight_bias, double routed_scaling_factor,
+                                       bool fp32_residual, int64_t site, bool programmatic_launch) {
+  const int64_t tokens = indices.dim() == 2 ? indices.size(0) : 0;
+  const Tensor residual_out = NewRows(rows, tokens);
+  const Tensor norm_out = NewRows(rows, tokens);
+  FinalizeOut<Device>(rows, indices, weights, gamma, communicator, shared, cold, residual, eps,
+                      weight_bias, routed_scaling_factor, fp32_residual, site, programmatic_launch,
+                      residual_out, norm_out);
+  return {residual_out, norm_out};
+}
+
+template <class Device>
+std::tuple<Tensor, Tensor> PlainNew(Tensor input, Tensor gamma, int64_t communicator,
+                                    std::optional<Tensor> residual, double eps, double weight_bias,
+                                    bool fp32_residual, int64_t site, bool programmatic_launch) {
+  const Tensor residual_out = NewRows(input, input.dim() == 2 ? input.size(0) : 0);
+  const Tensor norm_out = NewRows(input, input.dim() == 2 ? input.size(0) : 0);
+  PlainOut<Device>(input, gamma, communicator, residual, eps, weight_bias, fp32_residual, site,
+                   programmatic_launch, residual_out, norm_out);
+  return {residual_out, norm_out};
+}
+
+}  // namespace stoker::ops
+
+// Registers the four ops for torch dispatch key `key` with the bodies for `Device`.
+#define STOKER_REGISTER_FUSED_OPS(key, Device)                                                    \
+  STABLE_TORCH_LIBRARY_IMPL(stoker, key, m) {                                                     \
+    m.impl("moe_finalize_allreduce_rmsnorm", TORCH_BOX(&::stoker::ops::FinalizeNew<Device>));     \
+    m.impl("moe_finalize_allreduce_rmsnorm.out", TORCH_BOX(&::stoker::ops::FinalizeOut<Device>)); \
+    m.impl("allreduce_rmsnorm", TORCH_BOX(&::stoker::ops::PlainNew<Device>));                     \
+    m.impl("allreduce_rmsnorm.out", TORCH_BOX(&::stoker::ops::PlainOut<Device>));                 \
+  }

@@ -1,0 +1,28 @@
+// The schemas of Stoker's ops. `communicator` is Communicator.handle; tensors lie on its device.
+// Functional variants return (residual_out, norm_out); out variants write what they are given.
+#pragma once
+
+namespace stoker::ops {
+
+#define STOKER_FINALIZE_PARAMETERS                                                     \
+  "Tensor rows, Tensor indices, Tensor? weights, Tensor gamma, int communicator, *, "  \
+  "Tensor? shared=None, Tensor? cold=None, Tensor? residual=None, float eps=1e-6, "    \
+  "float weight_bias=0.0, float routed_scaling_factor=1.0, bool fp32_residual=False, " \
+  "int site=0, bool programmatic_launch=False"
+#define STOKER_PLAIN_PARAMETERS                                                              \
+  "Tensor input, Tensor gamma, int communicator, *, Tensor? residual=None, float eps=1e-6, " \
+  "float weight_bias=0.0, bool fp32_residual=False, int site=0, bool programmatic_launch=False"
+#define STOKER_OUTPUTS ", Tensor(a!) residual_out, Tensor(b!) norm_out"
+
+inline constexpr const char* kSchemas[] = {
+    "moe_finalize_allreduce_rmsnorm(" STOKER_FINALIZE_PARAMETERS ") -> (Tensor, Tensor)",
+    "moe_finalize_allreduce_rmsnorm.out(" STOKER_FINALIZE_PARAMETERS STOKER_OUTPUTS ") -> ()",
+    "allreduce_rmsnorm(" STOKER_PLAIN_PARAMETERS ") -> (Tensor, Tensor)",
+    "allreduce_rmsnorm.out(" STOKER_PLAIN_PARAMETERS STOKER_OUTPUTS ") -> ()",
+};
+
+#undef STOKER_FINALIZE_PARAMETERS
+#undef STOKER_PLAIN_PARAMETERS
+#undef STOKER_OUTPUTS
+
+}  // namespace stoker::ops

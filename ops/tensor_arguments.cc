@@ -1,0 +1,181 @@
+#include "ops/tensor_arguments.h"
+
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <initializer_list>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace stoker::ops {
+namespace {
+
+using torch::headeronly::ScalarType;
+
+[[noreturn]] void Throw(const std::string& message) {
+  throw std::runtime_error("stoker: " + message);
+}
+
+const char* Name(ScalarType type) {
+  switch (type) {
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    default:
+      return "another dtype";
+  }
+}
+
+std::string SizesOf(const Tensor& tensor) {
+  std::vector<int64_t> sizes;
+  for (int64_t d = 0; d < tensor.dim(); ++d) sizes.push_back(tensor.size(d));
+  return absl::StrCat("[", absl::StrJoin(sizes, ", "), "]");
+}
+
+void CheckSizes(const char* name, const Tensor& tensor, std::initializer_list<int64_t> wanted) {
+  bool same = tensor.dim() == static_cast<int64_t>(wanted.size());
+  int64_t d = 0;
+  for (int64_t size : wanted) same = same && tensor.size(d++) == size;
+  if (!same) {
+    Throw(absl::StrCat(name, " has the shape ", SizesOf(tensor), "; [", absl::StrJoin(wanted, ", "),
+                       "] is expected"));
+  }
+}
+
+void CheckLayout(const char* name, const Tensor& tensor, const Tensor& reference) {
+  if (!tensor.is_contiguous()) Throw(absl::StrCat(name, " is not contiguous; call .contiguous()"));
+  if (tensor.is_cuda() != reference.is_cuda() ||
+      (tensor.is_cuda() && tensor.get_device() != reference.get_device())) {
+    Throw(absl::StrCat(name, " is on another device than the other tensors"));
+  }
+}
+
+comm::WireType WireTypeOf(const char* name, const Tensor& tensor) {
+  if (tensor.scalar_type() == ScalarType::BFloat16) return comm::WireType::kBf16;
+  if (tensor.scalar_type() == ScalarType::Half) return comm::WireType::kFp16;
+  Throw(absl::StrCat(name, " is ", Name(tensor.scalar_type()),
+                     "; bfloat16 and float16 are supported"));
+}
+
+// T or FP32.
+moe::ScalarType ScalarTypeOf(const char* name, const Tensor& tensor, const Tensor& rows) {
+  if (tensor.scalar_type() == ScalarType::Float) return moe::ScalarType::kFp32;
+  if (tensor.scalar_type() == rows.scalar_type()) return moe::ScalarType::kWire;
+  Throw(absl::StrCat(name, " is ", Name(tensor.scalar_type()), "; ", Name(rows.scalar_type()),
+                     " (the rows' dtype) or float32 is expected"));
+}
+
+void CheckType(const char* name, const Tensor& tensor, ScalarType wanted) {
+  if (tensor.scalar_type() != wanted) {
+    Throw(
+        absl::StrCat(name, " is ", Name(tensor.scalar_type()), "; ", Name(wanted), " is expected"));
+  }
+}
+
+const void* Rows(const char* name, const std::optional<Tensor>& tensor, const Tensor& rows,
+                 const moe::Shape& shape) {
+  if (!tensor.has_value()) return nullptr;
+  CheckLayout(name, *tensor, rows);
+  CheckType(name, *tensor, rows.scalar_type());
+  CheckSizes(name, *tensor, {shape.tokens, shape.hidden});
+  return tensor->const_data_ptr();
+}
+
+moe::Shape MakeShape(const char* name, const Tensor& rows, int64_t tokens) {
+  if (rows.dim() != 2)
+    Throw(absl::StrCat(name, " has the shape ", SizesOf(rows), "; [rows, hidden] is expected"));
+  if (!rows.is_contiguous()) Throw(absl::StrCat(name, " is not contiguous; call .contiguous()"));
+  constexpr int64_t kIntMax = std::numeric_limits<int32_t>::max();
+  if (tokens > kIntMax || rows.size(1) > kIntMax) Throw(absl::StrCat(name, " is too large"));
+  return {static_cast<int32_t>(tokens), static_cast<int32_t>(rows.size(1)), WireTypeOf(name, rows)};
+}
+
+moe::NormArguments MakeNorm(const NormInputs& in, const Tensor& rows, const moe::Shape& shape,
+                            const Tensor& residual_out, const Tensor& norm_out) {
+  moe::NormArguments norm;
+  norm.residual_in = Rows("residual", in.residual, rows, shape);
+  CheckLayout("gamma", in.gamma, rows);
+  CheckSizes("gamma", in.gamma, {shape.hidden});
+  norm.gamma_type = ScalarTypeOf("gamma", in.gamma, rows);
+  norm.gamma = in.gamma.const_data_ptr();
+  norm.eps = static_cast<float>(in.eps);
+  norm.weight_bias = static_cast<float>(in.weight_bias);
+  norm.mode = in.fp32_residual ? comm::Mode::kFp32Residual : comm::Mode::kRounded;
+  norm.residual_out = const_cast<void*>(Rows("residual_out", residual_out, rows, shape));
+  norm.norm_out = const_cast<void*>(Rows("norm_out", norm_out, rows, shape));
+  return norm;
+}
+
+}  // namespace
+
+FinalizeCall MakeFinalizeCall(const Tensor& rows, const Tensor& indices,
+                              const std::optional<Tensor>& weights,
+                              const std::optional<Tensor>& shared,
+                              const std::optional<Tensor>& cold, double routed_scaling_factor,
+                              const NormInputs& norm, const Tensor& residual_out,
+                              const Tensor& norm_out) {
+  if (indices.dim() != 2) {
+    Throw(
+        absl::StrCat("indices has the shape ", SizesOf(indices), "; [tokens, top_k] is expected"));
+  }
+  FinalizeCall call;
+  call.shape = MakeShape("rows", rows, indices.size(0));
+  CheckLayout("indices", indices, rows);
+  CheckType("indices", indices, ScalarType::Int);
+  moe::FinalizeArguments& finalize = call.finalize;
+  finalize.rows = rows.const_data_ptr();
+  finalize.row_count = rows.size(0);
+  finalize.indices = static_cast<const int32_t*>(indices.const_data_ptr());
+  finalize.top_k = static_cast<int32_t>(std::min<int64_t>(indices.size(1), 1 << 20));
+  if (weights.has_value()) {
+    CheckLayout("weights", *weights, rows);
+    CheckSizes("weights", *weights, {indices.size(0), indices.size(1)});
+    finalize.weight_type = ScalarTypeOf("weights", *weights, rows);
+    finalize.weights = weights->const_data_ptr();
+  }
+  finalize.shared = Rows("shared", shared, rows, call.shape);
+  if (cold.has_value()) {
+    CheckLayout("cold", *cold, rows);
+    CheckSizes("cold", *cold, {call.shape.tokens, call.shape.hidden});
+    finalize.cold_type = ScalarTypeOf("cold", *cold, rows);
+    finalize.cold = cold->const_data_ptr();
+  }
+  finalize.routed_scaling_factor = static_cast<float>(routed_scaling_factor);
+  call.norm = MakeNorm(norm, rows, call.shape, residual_out, norm_out);
+  return call;
+}
+
+PlainCall MakePlainCall(const Tensor& input, const NormInputs& norm, const Tensor& residual_out,
+                        const Tensor& norm_out) {
+  PlainCall call;
+  call.shape = MakeShape("input", input, input.dim() == 2 ? input.size(0) : 0);
+  call.input = input.const_data_ptr();
+  call.norm = MakeNorm(norm, input, call.shape, residual_out, norm_out);
+  return call;
+}
+
+moe::LaunchOptions MakeOptions(int64_t site, bool programmatic_launch) {
+  if (site < 0 || site > std::numeric_limits<uint32_t>::max()) {
+    Throw(absl::StrCat("site is ", site, "; it must be 0 to 2^32 - 1"));
+  }
+  moe::LaunchOptions options;
+  options.site = static_cast<uint32_t>(site);
+  options.programmatic_launch = programmatic_launch;
+  return options;
+}
+
+void ThrowIfError(const absl::Status& status) {
+  if (!status.ok()) Throw(std::string(status.message()));
+}
+
+}  // namespace stoker::ops

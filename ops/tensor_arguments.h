@@ -1,0 +1,54 @@
+// From the tensors of an op call to moe/arguments.h, with the checks that need tensors: device,
+// dtype, rank, shape, contiguity. A bad one throws std::runtime_error (Python: RuntimeError) that
+// names the tensor, what it has and what is wanted.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "moe/arguments.h"
+#include "moe/launch_options.h"
+
+namespace stoker::ops {
+
+using torch::stable::Tensor;
+
+// What both ops take beside their first inputs.
+struct NormInputs {
+  const Tensor& gamma;
+  const std::optional<Tensor>& residual;
+  double eps;
+  double weight_bias;
+  bool fp32_residual;
+};
+
+struct FinalizeCall {
+  moe::Shape shape;
+  moe::FinalizeArguments finalize;
+  moe::NormArguments norm;
+};
+
+struct PlainCall {
+  moe::Shape shape;
+  const void* input = nullptr;
+  moe::NormArguments norm;
+};
+
+FinalizeCall MakeFinalizeCall(const Tensor& rows, const Tensor& indices,
+                              const std::optional<Tensor>& weights,
+                              const std::optional<Tensor>& shared,
+                              const std::optional<Tensor>& cold, double routed_scaling_factor,
+                              const NormInputs& norm, const Tensor& residual_out,
+                              const Tensor& norm_out);
+PlainCall MakePlainCall(const Tensor& input, const NormInputs& norm, const Tensor& residual_out,
+                        const Tensor& norm_out);
+moe::LaunchOptions MakeOptions(int64_t site, bool programmatic_launch);
+
+// Throws the status's message unless it is OK.
+void ThrowIfError(const absl::Status& status);
+
+}  // namespace stoker::ops

@@ -1,0 +1,150 @@
+"""Communicator: a rank's member of a group, made from a torch process group."""
+
+import ctypes
+import datetime
+
+import torch
+import torch.distributed as dist
+
+from stoker import _library
+
+_MESSAGE_BYTES = 4096
+
+_Gather = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_char),
+                           ctypes.c_int64, ctypes.POINTER(ctypes.c_char), ctypes.c_int64,
+                           ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
+
+
+class StokerError(RuntimeError):
+    """What the library reports; the message names the value or the rank, the limit and the remedy."""
+
+
+class _Group(ctypes.Structure):  # StokerGroup of ops/communicator_api.h
+    _fields_ = [("name", ctypes.c_char_p), ("rank", ctypes.c_int32), ("world", ctypes.c_int32),
+                ("capacity", ctypes.c_int32), ("hidden_max", ctypes.c_int32), ("device", ctypes.c_int32),
+                ("sm_budget", ctypes.c_int32), ("setup_timeout_ms", ctypes.c_int64), ("timeout_ms", ctypes.c_int64),
+                ("gather", _Gather), ("user", ctypes.c_void_p)]
+
+
+def _gather_over(group):
+    """A gather callback over a torch process group, or over nothing for a single rank."""
+
+    @_Gather
+    def gather(_user, what, message, length, gathered, slot_bytes, lengths, timeout_ms):
+        try:
+            mine = ctypes.string_at(message, length)
+            messages = [mine]
+            if group is not None:
+                if dist.get_backend(group) == "gloo":
+                    # Bounded, and names the ranks that are missing; the gather itself has the group's own limit.
+                    dist.monitored_barrier(group, timeout=datetime.timedelta(milliseconds=max(1, timeout_ms)),
+                                           wait_all_ranks=True)
+                messages = [None] * dist.get_world_size(group)
+                dist.all_gather_object(messages, mine, group=group)
+            for rank, theirs in enumerate(messages):
+                if len(theirs) > slot_bytes:
+                    raise ValueError(f"rank {rank} sent {len(theirs)} bytes; at most {slot_bytes} fit")
+                ctypes.memmove(ctypes.addressof(gathered.contents) + rank * slot_bytes, theirs, len(theirs))
+                lengths[rank] = len(theirs)
+            return 0
+        except Exception as error:  # must not unwind through C
+            text = f"{what.decode()}: {error}".encode()[: slot_bytes - 1] + b"\0"
+            ctypes.memmove(gathered, text, len(text))
+            return 1
+
+    return gather
+
+
+class Communicator:
+    """A group of ranks that run Stoker's ops together.
+
+    `handle` is what the ops take. It owns the workspace and must outlive every launch and every CUDA graph that
+    captured one. Close it on all ranks (`close()`, or as a context manager).
+
+    Threads: `health`, `abort` and `handle` from any thread at any time. Launches and `reset`/`close` are serialised
+    per communicator; launches must also be ordered on the device (one stream).
+    """
+
+    def __init__(self, library, handle, device, gather):
+        self._library = library
+        self._gather = gather  # the library calls it until it is closed
+        self.handle = handle
+        self.device = device
+
+    @classmethod
+    def from_process_group(cls, group=None, *, device="cuda", max_tokens=128, hidden_max=7168, name="stoker",
+                           timeout=None, setup_timeout=60.0, sm_budget=0):
+        """Collective over `group` (None: the default group, or a group of one where none is initialised).
+
+        device: "cpu" or a CUDA device of this rank. max_tokens, hidden_max: the largest launch; the workspace has
+        2 * world * max_tokens * hidden_max * 2 bytes. timeout: seconds a launch may wait (None: 600 for the first 100
+        launches, then 20, or STOKER_TIMEOUT_MS). setup_timeout: seconds for each step of the set-up. sm_budget: SMs a
+        launch may use (0: all, shared among the group's ranks on the device).
+        Raises StokerError naming what is wrong or who is missing.
+        """
+        device = torch.device(device)
+        if device.type == "cpu":
+            library, ordinal = _library.cpu_library(), -1
+        elif device.type == "cuda":
+            library = _library.cuda_library()
+            if library is None:
+                raise StokerError("stoker: torch was built without CUDA; use device='cpu'")
+            if not torch.cuda.is_available():
+                raise StokerError("stoker: no CUDA device is visible to torch")
+            ordinal = torch.cuda.current_device() if device.index is None else device.index
+        else:
+            raise StokerError(f"stoker: device {device}: cpu and cuda are supported")
+        if group is None and dist.is_available() and dist.is_initialized():
+            group = dist.group.WORLD
+        if group is not None and dist.get_backend(group) == "nccl" and device.type == "cpu":
+            raise StokerError("stoker: a CPU communicator needs a process group that moves CPU objects (gloo)")
+        gather = _gather_over(group)
+        options = _Group(name=name.encode(), rank=0 if group is None else dist.get_rank(group),
+                         world=1 if group is None else dist.get_world_size(group), capacity=max_tokens,
+                         hidden_max=hidden_max, device=ordinal, sm_budget=sm_budget,
+                         setup_timeout_ms=int(setup_timeout * 1000),
+                         timeout_ms=0 if timeout is None else max(1, int(timeout * 1000)), gather=gather, user=None)
+        handle = ctypes.c_int64(0)
+        cls._call(library.stoker_create, ctypes.byref(options), ctypes.byref(handle))
+        return cls(library, handle.value, device, gather)
+
+    @staticmethod
+    def _call(function, *arguments):
+        error = ctypes.create_string_buffer(_MESSAGE_BYTES)
+        if function(*arguments, error, ctypes.c_int64(_MESSAGE_BYTES)) != 0:
+            raise StokerError("stoker: " + error.value.decode(errors="replace"))
+
+    def health(self) -> str | None:
+        """None, or the first failure that any rank of the group reported."""
+        try:
+            self._call(self._library.stoker_health, ctypes.c_int64(self.handle))
+        except StokerError as error:
+            return str(error)
+        return None
+
+    def abort(self) -> None:
+        """Releases every launch of the group that waits, on all ranks; their outputs are NaN."""
+        self._call(self._library.stoker_abort, ctypes.c_int64(self.handle))
+
+    def set_timeout(self, seconds: float) -> None:
+        """How long launches may wait from now on, captured graphs included."""
+        self._call(self._library.stoker_set_timeout, ctypes.c_int64(self.handle), ctypes.c_int64(int(seconds * 1000)))
+
+    def reset(self, timeout: float = 60.0) -> None:
+        """Collective: brings a failed group back."""
+        self._call(self._library.stoker_reset, ctypes.c_int64(self.handle), ctypes.c_int64(int(timeout * 1000)))
+
+    def close(self, timeout: float = 60.0) -> None:
+        """Collective, idempotent, bounded."""
+        self._call(self._library.stoker_close, ctypes.c_int64(self.handle), ctypes.c_int64(int(timeout * 1000)))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __repr__(self):
+        text = ctypes.create_string_buffer(_MESSAGE_BYTES)
+        self._library.stoker_describe(ctypes.c_int64(self.handle), text, ctypes.c_int64(_MESSAGE_BYTES))
+        return f"<stoker.Communicator {self.handle} on {self.device}: {text.value.decode(errors='replace')}>"

@@ -1,0 +1,142 @@
+"""The ops in one process: a group of one rank on the CPU."""
+
+import pytest
+import torch
+
+import reference
+import stoker
+
+
+@pytest.fixture(scope="module")
+def communicator():
+    with stoker.Communicator.from_process_group(device="cpu", max_tokens=32, hidden_max=512, name="one",
+                                                timeout=5) as communicator:
+        yield communicator
+
+
+def call(communicator, inputs, **options):
+    arguments = dict(shared=inputs["shared"], residual=inputs["residual"], eps=1e-5, routed_scaling_factor=2.5)
+    arguments.update(options)
+    return torch.ops.stoker.moe_finalize_allreduce_rmsnorm(inputs["rows"], inputs["indices"], inputs["weights"],
+                                                           inputs["gamma"], communicator.handle, **arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [0, 1, 7, 32])
+def test_finalize_agrees_with_torch(communicator, dtype, tokens):
+    inputs = reference.make_inputs(tokens, 264, 8, rank=0, dtype=dtype, seed=tokens)
+    residual, norm = call(communicator, inputs)
+    wanted_residual, wanted_norm = reference.expected([inputs], 2.5, 1e-5)
+    assert reference.agree(residual, wanted_residual)
+    assert reference.agree(norm, wanted_norm)
+
+
+def test_out_variant_and_residual_in_place_give_the_same_bits(communicator):
+    inputs = reference.make_inputs(5, 512, 6, rank=0)
+    residual, norm = call(communicator, inputs)
+    in_place = inputs["residual"].clone()
+    norm_out = torch.full_like(norm, float("nan"))
+    torch.ops.stoker.moe_finalize_allreduce_rmsnorm.out(
+        inputs["rows"], inputs["indices"], inputs["weights"], inputs["gamma"], communicator.handle,
+        shared=inputs["shared"], residual=in_place, eps=1e-5, routed_scaling_factor=2.5, residual_out=in_place,
+        norm_out=norm_out)
+    assert torch.equal(in_place, residual) and torch.equal(norm_out, norm)
+
+
+def test_plain_allreduce_agrees_with_torch(communicator):
+    inputs = reference.make_inputs(9, 264, 4, rank=0)
+    x = inputs["shared"]
+    residual, norm = torch.ops.stoker.allreduce_rmsnorm(x, inputs["gamma"], communicator.handle,
+                                                        residual=inputs["residual"], eps=1e-5)
+    assert torch.equal(residual, x + inputs["residual"])
+    wanted = residual.double() / torch.sqrt((residual.double() ** 2).mean(-1, keepdim=True) + 1e-5)
+    assert reference.agree(norm, (wanted * inputs["gamma"].double()).to(norm.dtype))
+
+
+def test_opcheck(communicator):
+    inputs = reference.make_inputs(3, 64, 4, rank=0)
+    positional = (inputs["rows"], inputs["indices"], inputs["weights"], inputs["gamma"], communicator.handle)
+    keywords = dict(shared=inputs["shared"], residual=inputs["residual"])
+    torch.library.opcheck(torch.ops.stoker.moe_finalize_allreduce_rmsnorm.default, positional, keywords)
+    torch.library.opcheck(torch.ops.stoker.allreduce_rmsnorm.default,
+                          (inputs["shared"], inputs["gamma"], communicator.handle), dict(residual=inputs["residual"]))
+    outs = dict(residual_out=torch.empty_like(inputs["shared"]), norm_out=torch.empty_like(inputs["shared"]))
+    torch.library.opcheck(torch.ops.stoker.moe_finalize_allreduce_rmsnorm.out, positional, {**keywords, **outs})
+    torch.library.opcheck(torch.ops.stoker.allreduce_rmsnorm.out,
+                          (inputs["shared"], inputs["gamma"], communicator.handle), outs)
+
+
+def test_compile_gives_the_same_bits(communicator):
+    inputs = reference.make_inputs(4, 64, 4, rank=0)
+
+    def layer(rows, indices, weights, gamma, residual):
+        residual, norm = torch.ops.stoker.moe_finalize_allreduce_rmsnorm(rows * 2, indices, weights, gamma,
+                                                                         communicator.handle, residual=residual)
+        return residual, norm + 1
+
+    arguments = [inputs[name] for name in ("rows", "indices", "weights", "gamma", "residual")]
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for eager, traced in zip(layer(*arguments), compiled(*arguments)):
+        assert torch.equal(eager, traced)
+
+
+BAD = {
+    "rows float32": (lambda i: i.update(rows=i["rows"].float()), "rows is float32"),
+    "indices int64": (lambda i: i.update(indices=i["indices"].long()), "indices is int64; int32"),
+    "indices flat": (lambda i: i.update(indices=i["indices"].flatten()), r"indices has the shape \[12\]"),
+    "weights shape": (lambda i: i.update(weights=i["weights"][:, :2].contiguous()), r"weights has the shape \[3, 2\]"),
+    "weights dtype": (lambda i: i.update(weights=i["weights"].double()), "weights is another dtype"),
+    "gamma shape": (lambda i: i.update(gamma=i["gamma"][:32].contiguous()), r"gamma has the shape \[32\]; \[64\]"),
+    "rows strided": (lambda i: i.update(rows=i["rows"].t().contiguous().t()), "rows is not contiguous"),
+    "shared shape": (lambda i: i.update(shared=i["shared"][:2].contiguous()), r"shared has the shape \[2, 64\]"),
+    "residual dtype": (lambda i: i.update(residual=i["residual"].half()), "residual is float16; bfloat16"),
+    "index too large": (lambda i: i["indices"].fill_(10_000), "expanded index 10000"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_named_and_the_next_call_works(case):
+    with stoker.Communicator.from_process_group(device="cpu", max_tokens=8, hidden_max=64, name="bad",
+                                                timeout=5) as communicator:
+        inputs = reference.make_inputs(3, 64, 4, rank=0)
+        spoil, message = BAD[case]
+        spoil(inputs)
+        with pytest.raises(RuntimeError, match=message):
+            call(communicator, inputs)
+        if case == "index too large":
+            assert "expanded index" in communicator.health()
+            communicator.reset()
+        call(communicator, reference.make_inputs(3, 64, 4, rank=0))
+
+
+@pytest.mark.parametrize("tokens,hidden,message", [(9, 64, "9 tokens; the communicator was created for 0 to 8"),
+                                                   (3, 72, "hidden size is 72"), (3, 60, "multiple of 8")])
+def test_a_launch_beyond_the_plan_is_refused(tokens, hidden, message):
+    with stoker.Communicator.from_process_group(device="cpu", max_tokens=8, hidden_max=64, name="plan",
+                                                timeout=5) as communicator:
+        with pytest.raises(RuntimeError, match=message):
+            call(communicator, reference.make_inputs(tokens, hidden, 4, rank=0))
+
+
+def test_options_out_of_range_are_refused():
+    for options, message in [(dict(hidden_max=12), "multiple of 8"), (dict(max_tokens=0), "capacity 0"),
+                             (dict(name="a b"), "group name"), (dict(timeout=1e6), "24 h"),
+                             (dict(hidden_max=16392), "16384")]:
+        arguments = dict(device="cpu", max_tokens=8, hidden_max=64, name="range")
+        with pytest.raises(stoker.StokerError, match=message):
+            stoker.Communicator.from_process_group(**{**arguments, **options})
+
+
+def test_a_closed_handle_is_an_error_and_closing_again_is_not():
+    communicator = stoker.Communicator.from_process_group(device="cpu", max_tokens=8, hidden_max=64, name="closed")
+    assert "capacity 8 tokens" in repr(communicator)
+    communicator.close()
+    communicator.close()
+    with pytest.raises(RuntimeError, match="not open in this process"):
+        call(communicator, reference.make_inputs(3, 64, 4, rank=0))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
+def test_a_missing_gpu_is_named():
+    with pytest.raises(stoker.StokerError, match="no CUDA device|without CUDA"):
+        stoker.Communicator.from_process_group(device="cuda")

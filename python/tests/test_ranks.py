@@ -1,0 +1,127 @@
+"""The ops on several CPU ranks: processes, with gloo for the set-up."""
+
+import os
+import tempfile
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import reference
+import stoker
+
+
+def _rank_main(rank, world, store, body, results):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    try:
+        results.put((rank, body(rank, world)))
+    except Exception as error:  # reported to the parent, which fails the test
+        results.put((rank, f"{type(error).__name__}: {error}"))
+
+
+def run(world, body, deadline=90):
+    """The results of `body(rank, world)` by rank; every process is gone when it returns."""
+    context = mp.get_context("fork")
+    results = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [context.Process(target=_rank_main, args=(r, world, folder + "/store", body, results))
+                     for r in range(world)]
+        for process in processes:
+            process.start()
+        got = {}
+        end = time.monotonic() + deadline
+        try:
+            while len(got) < world and time.monotonic() < end:
+                if not results.empty():
+                    rank, result = results.get()
+                    got[rank] = result
+                time.sleep(0.01)
+        finally:
+            for process in processes:
+                process.join(2)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+    assert len(got) == world, f"only ranks {sorted(got)} of {world} returned within {deadline} s"
+    return [got[r] for r in range(world)]
+
+
+def _parity(rank, world):
+    with stoker.Communicator.from_process_group(device="cpu", max_tokens=16, hidden_max=264, name="parity",
+                                                timeout=30) as communicator:
+        outputs = []
+        for launch in range(6):
+            everyone = [reference.make_inputs(5, 264, 8, r, seed=launch) for r in range(world)]
+            mine = everyone[rank]
+            residual, norm = torch.ops.stoker.moe_finalize_allreduce_rmsnorm(
+                mine["rows"], mine["indices"], mine["weights"], mine["gamma"], communicator.handle,
+                shared=mine["shared"], residual=mine["residual"], eps=1e-5, routed_scaling_factor=2.5, site=launch)
+            wanted_residual, wanted_norm = reference.expected(everyone, 2.5, 1e-5)
+            assert reference.agree(residual, wanted_residual), f"residual of launch {launch}"
+            assert reference.agree(norm, wanted_norm, fraction=0.05), f"norm of launch {launch}"
+            outputs.append((residual.view(torch.int16).sum().item(), norm.view(torch.int16).sum().item()))
+        return outputs
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_all_ranks_agree_with_torch_and_with_each_other(world):
+    results = run(world, _parity)
+    assert all(isinstance(result, list) for result in results), results
+    assert all(result == results[0] for result in results), results
+
+
+def _mismatch(rank, world):
+    with stoker.Communicator.from_process_group(device="cpu", max_tokens=16, hidden_max=64, name="mismatch",
+                                                timeout=60) as communicator:
+        inputs = reference.make_inputs(6 if rank == 0 else 7, 64, 4, rank)
+        start = time.monotonic()
+        try:
+            torch.ops.stoker.moe_finalize_allreduce_rmsnorm(inputs["rows"], inputs["indices"], inputs["weights"],
+                                                            inputs["gamma"], communicator.handle)
+        except RuntimeError as error:
+            assert time.monotonic() - start < 20
+            communicator.reset()
+            inputs = reference.make_inputs(6, 64, 4, rank)
+            torch.ops.stoker.moe_finalize_allreduce_rmsnorm(inputs["rows"], inputs["indices"], inputs["weights"],
+                                                            inputs["gamma"], communicator.handle)
+            return "reported " + str(error)
+        return "nothing was reported"
+
+
+def test_six_tokens_against_seven_is_reported_on_both_sides_and_reset_works():
+    for result in run(2, _mismatch):
+        assert result.startswith("reported") and "6 tokens" in result and "7 tokens" in result, result
+
+
+def _missing(rank, world):
+    if rank == 1:
+        time.sleep(4)
+        return "stayed away"
+    try:
+        stoker.Communicator.from_process_group(device="cpu", max_tokens=16, hidden_max=64, name="missing",
+                                               setup_timeout=1)
+    except stoker.StokerError as error:
+        return str(error)
+    return "nothing was reported"
+
+
+def test_a_missing_peer_at_start_is_named():
+    results = run(2, _missing)
+    assert "agreeing on the plan" in results[0] and "1" in results[0], results[0]
+
+
+def _plans_differ(rank, world):
+    try:
+        stoker.Communicator.from_process_group(device="cpu", max_tokens=16, hidden_max=64 * (rank + 1), name="differ",
+                                               setup_timeout=5)
+    except stoker.StokerError as error:
+        return str(error)
+    return "nothing was reported"
+
+
+def test_different_hidden_sizes_are_refused_with_both_values():
+    for result in run(2, _plans_differ):
+        assert "largest hidden size differs" in result and "64" in result and "128" in result, result

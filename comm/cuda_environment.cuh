@@ -182,6 +182,8 @@ class CudaEnvironment {
   __device__ __forceinline__ static float Fma(float a, float b, float c) {
     return __fmaf_rn(a, b, c);
   }
+  __device__ __forceinline__ static float Add(float a, float b) { return __fadd_rn(a, b); }
+  __device__ __forceinline__ static float AddRanks(float a, float b) { return __fadd_rn(a, b); }
   __device__ __forceinline__ static float SquareRoot(float x) { return __fsqrt_rn(x); }
   __device__ __forceinline__ static float Reciprocal(float x) { return __frcp_rn(x); }
 

@@ -44,9 +44,9 @@ std::string DescribeSide(const HealthPage& page, int rank, uint32_t epoch, const
   return absl::StrCat(text, "launched ", Describe(entry->descriptor, tokens));
 }
 
-std::string DescribeRecord(const HealthPage& page, const FailureRecord& record) {
+// `rank` is the place in the page, not what the record claims.
+std::string DescribeRecord(const HealthPage& page, int rank, const FailureRecord& record) {
   const uint32_t epoch = record.epoch;
-  const int rank = record.rank;
   const int peer = record.peer;
   const bool peer_known = peer >= 0 && peer < page.world && peer < kWorldMax;
   const std::string sides = peer_known
@@ -151,7 +151,7 @@ absl::Status StatusOf(const HealthPage& page) {
   for (int rank = 0; rank < world; ++rank) {
     const FailureRecord& record = page.ranks[rank].record;
     if (Load(record.valid) != generation + 1u) continue;
-    const std::string message = DescribeRecord(page, record);
+    const std::string message = DescribeRecord(page, rank, record);
     switch (record.code) {
       case FailureCode::kTimeout:
         return absl::DeadlineExceededError(message);

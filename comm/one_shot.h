@@ -149,8 +149,8 @@ STOKER_DEVICE void Receive(Env env, const OneShotParams& p, Launch& launch, int 
 
 // FP32 sum of one vector over the ranks, in rank order, so that all ranks get the same bits. The
 // own row, rounded like the others, stands in at its place.
-template <class T, int kWorld>
-STOKER_DEVICE void SumRanks(const OneShotParams& p, const Packet& own, const Packet (&rows)[kWorld],
+template <class T, int kWorld, class Env>
+STOKER_DEVICE void SumRanks(Env env, const OneShotParams& p, const Packet& own, const Packet (&rows)[kWorld],
                             float (&sums)[kPacketElements]) {
 #pragma unroll
   for (int w = 0; w < kPacketWords; ++w) {
@@ -160,8 +160,8 @@ STOKER_DEVICE void SumRanks(const OneShotParams& p, const Packet& own, const Pac
       if (r < p.layout.world) {
         float low, high;
         Unpack<T>(p.rank == r ? own.word[w] : rows[r].word[w], low, high);
-        sums[2 * w] = sums[2 * w] + low;
-        sums[2 * w + 1] = sums[2 * w + 1] + high;
+        sums[2 * w] = env.AddRanks(sums[2 * w], low);
+        sums[2 * w + 1] = env.AddRanks(sums[2 * w + 1], high);
       }
     }
   }
@@ -225,7 +225,7 @@ STOKER_DEVICE void ExchangeToken(Env env, const OneShotParams& p, Launch& launch
     Packet rows[kWorld] = {};
     Receive(env, p, launch, token, vectors.index[v], rows);
     float sums[kPacketElements];
-    SumRanks<T>(p, launch.failed ? NanPacket() : own[v], rows, sums);
+    SumRanks<T>(env, p, launch.failed ? NanPacket() : own[v], rows, sums);
     epilogue.Take(env, token, vectors, v, sums);
   }
 }

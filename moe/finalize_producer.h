@@ -123,12 +123,12 @@ class FinalizeProducer {
     if (p_.shared != nullptr) {
       LoadVector<T>(env, p_.shared, false, at, addend);
 #pragma unroll
-      for (int i = 0; i < comm::kPacketElements; ++i) sum[i] = sum[i] + addend[i];
+      for (int i = 0; i < comm::kPacketElements; ++i) sum[i] = env.Add(sum[i], addend[i]);
     }
     if (p_.cold != nullptr) {
       LoadVector<T>(env, p_.cold, p_.cold_fp32 != 0u, at, addend);
 #pragma unroll
-      for (int i = 0; i < comm::kPacketElements; ++i) sum[i] = sum[i] + addend[i];
+      for (int i = 0; i < comm::kPacketElements; ++i) sum[i] = env.Add(sum[i], addend[i]);
     }
   }
 

@@ -70,8 +70,11 @@ absl::Status Launch(comm::CudaCommunicator& communicator, const Shape& shape,
   params.log.tokens = shape.tokens;
 
   comm::LaunchShape launch = ShapeOf(communicator, shape, options);
-  const void* kernel =
-      FindKernel({descriptor.op, descriptor.wire_type, communicator.plan().world, launch.vectors});
+  const void* kernel = options.kernel;
+  if (kernel == nullptr) {
+    kernel = FindKernel(
+        {descriptor.op, descriptor.wire_type, communicator.plan().world, launch.vectors});
+  }
   if (kernel == nullptr) return absl::InternalError("no kernel in the table for this launch");
 
   cudaLaunchAttribute attributes[2];

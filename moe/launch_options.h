@@ -20,6 +20,8 @@ struct LaunchOptions {
   bool early_trigger = false;
   // Instead of the launch policy's choice; for measuring. Co-residency is still enforced.
   const comm::LaunchShape* shape = nullptr;
+  // Instead of the table's kernel, one with the same parameters; for tests of variants.
+  const void* kernel = nullptr;
 };
 
 }  // namespace stoker::moe

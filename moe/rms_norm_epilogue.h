@@ -31,7 +31,7 @@ class RmsNormEpilogue {
   template <class Env>
   STOKER_DEVICE void Take(Env env, int token, const comm::Vectors<kVectors>& vectors, int v,
                           const float (&sums)[comm::kPacketElements]) {
-    AddResidual(sums, x_[v]);
+    AddResidual(env, sums, x_[v]);
     env.StoreOutput(p_.residual_out + At(token, vectors.index[v]), x_[v]);
   }
 
@@ -94,7 +94,8 @@ class RmsNormEpilogue {
   }
 
   // x holds the residual before and the sum with it after.
-  STOKER_DEVICE void AddResidual(const float (&sums)[comm::kPacketElements],
+  template <class Env>
+  STOKER_DEVICE void AddResidual(Env env, const float (&sums)[comm::kPacketElements],
                                  comm::Packet& x) const {
 #pragma unroll
     for (int w = 0; w < comm::kPacketWords; ++w) {
@@ -103,8 +104,8 @@ class RmsNormEpilogue {
       if (p_.residual_in != nullptr) {
         float residual_low, residual_high;
         comm::Unpack<T>(x.word[w], residual_low, residual_high);
-        low = low + residual_low;
-        high = high + residual_high;
+        low = env.Add(low, residual_low);
+        high = env.Add(high, residual_high);
       }
       x.word[w] = comm::Pack<T>(low, high);
     }

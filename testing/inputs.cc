@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <thread>
 
 #include "comm/wire_type.h"
 
@@ -142,9 +143,24 @@ Inputs MakeInputs(const InputOptions& options, int rank) {
   return in;
 }
 
+std::vector<Inputs> MakeAllInputs(const InputOptions& options, int world) {
+  std::vector<Inputs> ranks(world);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world; ++rank) {
+    threads.emplace_back([&, rank] { ranks[rank] = MakeInputs(options, rank); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return ranks;
+}
+
 moe::NormResult Expected(const moe::Shape& shape, const std::vector<Inputs>& ranks) {
-  std::vector<moe::Rows> partials;
-  for (const Inputs& in : ranks) partials.push_back(moe::ReferencePartial(shape, in.finalize));
+  std::vector<moe::Rows> partials(ranks.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    threads.emplace_back(
+        [&, rank] { partials[rank] = moe::ReferencePartial(shape, ranks[rank].finalize); });
+  }
+  for (std::thread& thread : threads) thread.join();
   return moe::ReferenceSumAndNorm(shape, partials, ranks[0].norm);
 }
 

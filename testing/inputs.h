@@ -50,6 +50,8 @@ struct Inputs {
 };
 
 Inputs MakeInputs(const InputOptions& options, int rank);
+// Of all ranks of a world, one thread each.
+std::vector<Inputs> MakeAllInputs(const InputOptions& options, int world);
 
 // The bits that every rank must get for these inputs.
 moe::NormResult Expected(const moe::Shape& shape, const std::vector<Inputs>& ranks);

@@ -16,6 +16,7 @@ absl::StatusOr<const void*> DeviceInputs::Add(const void* data, int64_t bytes) {
   void* copy = nullptr;
   STOKER_CUDA(cudaMalloc(&copy, bytes == 0 ? 16 : bytes));
   buffers_.emplace_back(copy);
+  sizes_.push_back(bytes);
   STOKER_CUDA(cudaMemcpy(copy, data, bytes, cudaMemcpyHostToDevice));
   return static_cast<const void*>(copy);
 }
@@ -40,6 +41,7 @@ absl::StatusOr<DeviceInputs> DeviceInputs::Upload(const Inputs& in, const moe::S
   STOKER_ASSIGN_OR_RETURN(device.norm_.residual_in, device.Add(in.norm.residual_in, row_bytes));
   STOKER_ASSIGN_OR_RETURN(device.norm_.gamma,
                           device.Add(in.norm.gamma, static_cast<int64_t>(in.gamma.size())));
+  device.inputs_ = device.buffers_.size();
   const std::vector<uint16_t> poison(row_bytes / 2 + 8, 0xABAB);
   STOKER_ASSIGN_OR_RETURN(const void* residual_out, device.Add(poison.data(), row_bytes));
   STOKER_ASSIGN_OR_RETURN(const void* norm_out, device.Add(poison.data(), row_bytes));
@@ -52,6 +54,15 @@ absl::Status DeviceInputs::Poison(cudaStream_t stream) {
   const int64_t row_bytes = static_cast<int64_t>(shape_.tokens) * shape_.hidden * 2;
   STOKER_CUDA(cudaMemsetAsync(norm_.residual_out, 0xAB, row_bytes, stream));
   return CudaStatus(cudaMemsetAsync(norm_.norm_out, 0xAB, row_bytes, stream), "cudaMemsetAsync");
+}
+
+absl::Status DeviceInputs::CopyInputs(const DeviceInputs& from, cudaStream_t stream) {
+  if (from.sizes_ != sizes_) return absl::InvalidArgumentError("the uploads differ in shape");
+  for (size_t i = 0; i < inputs_; ++i) {
+    STOKER_CUDA(cudaMemcpyAsync(buffers_[i].get(), from.buffers_[i].get(), sizes_[i],
+                                cudaMemcpyDeviceToDevice, stream));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<moe::NormResult> DeviceInputs::Download() const {
@@ -125,6 +136,13 @@ absl::Status StreamWorld::Synchronize(absl::Duration timeout) {
     STOKER_RETURN_IF_ERROR(CudaStatus(state, "cudaStreamQuery"));
   }
   return absl::OkStatus();
+}
+
+bool HasGpu() {
+  int count = 0;
+  const bool found = cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+  if (!found) cudaGetLastError();
+  return found;
 }
 
 }  // namespace stoker::testing

@@ -32,6 +32,8 @@ class DeviceInputs {
   const moe::FinalizeArguments& finalize() const { return finalize_; }
   const moe::NormArguments& norm() const { return norm_; }
   absl::Status Poison(cudaStream_t stream);
+  // Takes over the inputs of another upload of the same shape and options; pointers stay.
+  absl::Status CopyInputs(const DeviceInputs& from, cudaStream_t stream);
   absl::StatusOr<moe::NormResult> Download() const;
 
  private:
@@ -45,7 +47,11 @@ class DeviceInputs {
   moe::FinalizeArguments finalize_;
   moe::NormArguments norm_;
   std::vector<Buffer> buffers_;
+  std::vector<int64_t> sizes_;
+  size_t inputs_ = 0;  // the first buffers are inputs, the others outputs
 };
+
+bool HasGpu();
 
 class StreamWorld {
  public:

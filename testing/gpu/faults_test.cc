@@ -1,0 +1,225 @@
+// Faults on one GPU: each ends in an error that names what happened on every rank, the outputs are
+// NaN throughout, and after Reset the group is right again. The process and its CUDA context live
+// on.
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "base/cuda_status.h"
+#include "testing/gpu/gpu_fixture.h"
+
+namespace stoker::testing {
+namespace {
+
+constexpr int kWorld = 4;
+
+InputOptions FaultOptions(uint64_t seed = 1) {
+  InputOptions options;
+  options.shape = {6, 2880, comm::WireType::kBf16};
+  options.seed = seed;
+  return options;
+}
+
+class Faults : public GpuTest {
+ protected:
+  void Create(absl::Duration timeout, uint32_t first_epoch = 2) {
+    comm::GroupOptions group = GpuGroup(16, 2880, timeout);
+    group.first_epoch = first_epoch;
+    auto world = StreamWorld::Create(kWorld, group);
+    ASSERT_TRUE(world.ok()) << world.status();
+    world_ = std::move(*world);
+    auto data = UploadAll(FaultOptions(), kWorld);
+    ASSERT_TRUE(data.ok()) << data.status();
+    data_ = std::move(*data);
+  }
+
+  absl::Status Launch(int rank, const moe::Shape& shape, const moe::LaunchOptions& options = {}) {
+    return moe::MoeFinalizeAllReduceRmsNorm(
+        world_->communicator(rank), shape, data_.device[rank].finalize(), data_.device[rank].norm(),
+        options, world_->stream(rank));
+  }
+
+  void ExpectNan(int rank) {
+    auto outputs = data_.device[rank].Download();
+    ASSERT_TRUE(outputs.ok()) << outputs.status();
+    for (const moe::Rows* rows : {&outputs->residual_out, &outputs->norm_out}) {
+      for (uint16_t element : *rows) ASSERT_EQ(element, comm::kStoredNan) << "rank " << rank;
+    }
+  }
+
+  void ResetAndExpectRight(int launches) {
+    STOKER_ASSERT_OK(
+        world_->OnAllRanks([](comm::CudaCommunicator& c, comm::RankExchange& exchange) {
+          return c.Reset(exchange, absl::Seconds(20));
+        }));
+    STOKER_ASSERT_OK(world_->communicator(0).Health());
+    ExpectRight(launches);
+  }
+
+  void ExpectRight(int launches) {
+    for (int i = 0; i < launches; ++i) {
+      STOKER_ASSERT_OK(LaunchAll(*world_, FaultOptions().shape, data_.device,
+                                 {.programmatic_launch = i % 2 == 1}));
+    }
+    STOKER_ASSERT_OK(world_->Synchronize(absl::Seconds(30)));
+    EXPECT_EQ(
+        Differences(FaultOptions().shape, Expected(FaultOptions().shape, data_.host), data_.device),
+        "");
+  }
+
+  std::unique_ptr<StreamWorld> world_;
+  RankData data_;
+};
+
+TEST_F(Faults, ARankThatNeverLaunchesIsNamedWithinTheDeadline) {
+  Create(absl::Milliseconds(200));
+  const absl::Time start = absl::Now();
+  for (int rank : {0, 1, 3}) STOKER_ASSERT_OK(Launch(rank, FaultOptions().shape));
+  STOKER_ASSERT_OK(world_->Synchronize(absl::Seconds(10)));
+  EXPECT_LT(absl::Now() - start, absl::Milliseconds(260));
+  for (int rank = 0; rank < kWorld; ++rank) {
+    const absl::Status report = world_->communicator(rank).Health();
+    EXPECT_EQ(report.code(), absl::StatusCode::kDeadlineExceeded) << report;
+    EXPECT_NE(report.message().find("for rank 2"), std::string::npos) << report;
+    EXPECT_NE(report.message().find("rank 2 has not launched"), std::string::npos) << report;
+    EXPECT_FALSE(Launch(rank, FaultOptions().shape).ok());
+  }
+  for (int rank : {0, 1, 3}) ExpectNan(rank);
+  ResetAndExpectRight(10'000);
+}
+
+TEST_F(Faults, APeerLateByNineTenthsOfTheDeadlineIsNoAlarm) {
+  Create(absl::Milliseconds(500));
+  for (int rank : {0, 1, 3}) STOKER_ASSERT_OK(Launch(rank, FaultOptions().shape));
+  absl::SleepFor(absl::Milliseconds(450));
+  STOKER_ASSERT_OK(Launch(2, FaultOptions().shape));
+  STOKER_ASSERT_OK(world_->Synchronize(absl::Seconds(10)));
+  STOKER_ASSERT_OK(world_->communicator(0).Health());
+  ExpectRight(1);
+}
+
+TEST_F(Faults, SixTokensAgainstSevenIsReportedAtOnceWithBothLaunches) {
+  Create(absl::Seconds(60));
+  const absl::Time start = absl::Now();
+  for (int rank = 0; rank < kWorld; ++rank) {
+    moe::Shape shape = FaultOptions().shape;
+    if (rank == 0) shape.tokens = 5;
+    STOKER_ASSERT_OK(Launch(rank, shape));
+  }
+  STOKER_ASSERT_OK(world_->Synchronize(absl::Seconds(10)));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+  const absl::Status report = world_->communicator(3).Health();
+  for (const char* part :
+       {"launched different work", "finalize of 5 tokens", "finalize of 6 tokens"}) {
+    EXPECT_NE(report.message().find(part), std::string::npos) << report;
+  }
+  ResetAndExpectRight(1000);
+}
+
+TEST_F(Faults, AMismatchIsReportedAlsoWhenNobodyWaitsForData) {
+  Create(absl::Seconds(60));
+  moe::Shape none = FaultOptions().shape;
+  none.tokens = 0;
+  for (int rank = 0; rank < kWorld; ++rank) {
+    STOKER_ASSERT_OK(Launch(rank, none, {.site = rank == 1 ? 8u : 7u}));
+  }
+  STOKER_ASSERT_OK(world_->Synchronize(absl::Seconds(10)));
+  const absl::Status report = world_->communicator(0).Health();
+  EXPECT_NE(report.message().find("site 8"), std::string::npos) << report;
+  ResetAndExpectRight(100);
+}
+
+TEST_F(Faults, AnIndexOutOfRangeIsNamed) {
+  Create(absl::Seconds(5));
+  const int32_t bad = 5000;
+  int32_t* indices = const_cast<int32_t*>(data_.device[2].finalize().indices);
+  int32_t good = 0;
+  ASSERT_EQ(cudaMemcpy(&good, indices + 17, 4, cudaMemcpyDeviceToHost), cudaSuccess);
+  ASSERT_EQ(cudaMemcpy(indices + 17, &bad, 4, cudaMemcpyHostToDevice), cudaSuccess);
+  STOKER_ASSERT_OK(LaunchAll(*world_, FaultOptions().shape, data_.device, {}));
+  STOKER_ASSERT_OK(world_->Synchronize(absl::Seconds(10)));
+  const absl::Status report = world_->communicator(0).Health();
+  EXPECT_EQ(report.code(), absl::StatusCode::kOutOfRange) << report;
+  EXPECT_NE(report.message().find("rank 2: expanded index 5000 of token 2"), std::string::npos)
+      << report;
+  ASSERT_EQ(cudaMemcpy(indices + 17, &good, 4, cudaMemcpyHostToDevice), cudaSuccess);
+  ResetAndExpectRight(100);
+}
+
+TEST_F(Faults, TheHostReleasesAWaitingLaunchWithinASecond) {
+  Create(absl::Seconds(60));
+  for (int rank : {0, 1, 2}) STOKER_ASSERT_OK(Launch(rank, FaultOptions().shape));
+  absl::SleepFor(absl::Milliseconds(100));
+  const absl::Time start = absl::Now();
+  STOKER_ASSERT_OK(world_->communicator(0).Abort());
+  STOKER_ASSERT_OK(world_->Synchronize(absl::Seconds(10)));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+  EXPECT_EQ(world_->communicator(3).Health().code(), absl::StatusCode::kAborted);
+  ResetAndExpectRight(100);
+}
+
+TEST_F(Faults, ALaunchOnASecondStreamIsRefusedWhileTheFirstRuns) {
+  Create(absl::Seconds(5));
+  cudaStream_t other = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+  STOKER_ASSERT_OK(Launch(0, FaultOptions().shape));
+  const absl::Status refused = moe::MoeFinalizeAllReduceRmsNorm(
+      world_->communicator(0), FaultOptions().shape, data_.device[0].finalize(),
+      data_.device[0].norm(), {}, other);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  for (int rank : {1, 2, 3}) STOKER_ASSERT_OK(Launch(rank, FaultOptions().shape));
+  STOKER_ASSERT_OK(world_->Synchronize(absl::Seconds(10)));
+  cudaStreamDestroy(other);
+  ExpectRight(10);
+}
+
+TEST_F(Faults, TwoGraphsReplayedAtOnceAreAnOverlap) {
+  Create(absl::Milliseconds(500));
+  cudaStream_t other = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(world_->stream(0), cudaStreamCaptureModeThreadLocal),
+            cudaSuccess);
+  STOKER_ASSERT_OK(Launch(0, FaultOptions().shape));
+  ASSERT_EQ(cudaStreamEndCapture(world_->stream(0), &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  // The host API is not asked; the first waits for its peers while the second starts.
+  STOKER_ASSERT_OK(Launch(0, FaultOptions().shape));
+  ASSERT_EQ(cudaGraphLaunch(executable, other), cudaSuccess);
+  STOKER_ASSERT_OK(world_->Synchronize(absl::Seconds(10)));
+  ASSERT_EQ(cudaStreamSynchronize(other), cudaSuccess);
+  const absl::Status report = world_->communicator(0).Health();
+  EXPECT_NE(report.message().find("second launch"), std::string::npos) << report;
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(other);
+  ResetAndExpectRight(100);
+}
+
+TEST_F(Faults, TheEpochWraps) {
+  Create(absl::Seconds(5), 0xFFFFFFFCu);
+  ExpectRight(12);
+  STOKER_ASSERT_OK(world_->communicator(0).Health());
+}
+
+TEST_F(Faults, ADeadlineChangedLaterReachesACapturedGraph) {
+  Create(absl::Seconds(60));
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(world_->stream(0), cudaStreamCaptureModeThreadLocal),
+            cudaSuccess);
+  STOKER_ASSERT_OK(Launch(0, FaultOptions().shape));
+  ASSERT_EQ(cudaStreamEndCapture(world_->stream(0), &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  STOKER_ASSERT_OK(world_->communicator(0).SetTimeout(absl::Milliseconds(100)));
+  const absl::Time start = absl::Now();
+  ASSERT_EQ(cudaGraphLaunch(executable, world_->stream(0)), cudaSuccess);  // without peers
+  STOKER_ASSERT_OK(world_->Synchronize(absl::Seconds(10)));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+  EXPECT_FALSE(world_->communicator(0).Health().ok());
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+}
+
+}  // namespace
+}  // namespace stoker::testing

@@ -47,6 +47,12 @@ class FinalizeProducer {
   template <class Env, int kVectors>
   STOKER_DEVICE void Row(Env env, int token, const comm::Vectors<kVectors>& vectors,
                          comm::Packet (&rows)[kVectors]) {
+    // Needs no route, so it is under way while the routes are; a thread with several vectors has no
+    // registers for that and loads it where it is used.
+    comm::Packet shared{};
+    if (kVectors == 1 && p_.shared != nullptr && vectors.inside[0]) {
+      shared = env.LoadInput(p_.shared + At(token, vectors.index[0]));
+    }
     const bool bad = index_ >= p_.row_count;
     if (bad) {
       bad_token_ = token;
@@ -64,7 +70,12 @@ class FinalizeProducer {
       float sum[comm::kPacketElements] = {};
       SumRoutes<kRowsInFlight<kVectors>, (kVectors > 1)>(env, weight, vectors.index[v],
                                                          vectors.inside[v], sum);
-      if (vectors.inside[v]) AddTail(env, token, vectors.index[v], sum);
+      if (vectors.inside[v]) {
+        if (kVectors > 1 && p_.shared != nullptr) {
+          shared = env.LoadInput(p_.shared + At(token, vectors.index[v]));
+        }
+        AddTail(env, token, vectors.index[v], shared, sum);
+      }
 #pragma unroll
       for (int w = 0; w < comm::kPacketWords; ++w) {
         // A row that cannot be right must not look right on any rank.
@@ -80,6 +91,10 @@ class FinalizeProducer {
   }
 
  private:
+  STOKER_DEVICE int64_t At(int token, int vector) const {
+    return static_cast<int64_t>(token) * p_.packets + vector;
+  }
+
   // A dropped route has weight +0 and a row of -0: fma(+0, -0, a) = a for every a, signed zeros,
   // NaN and infinities included, so it needs no branch of its own.
   template <int kRows, bool kStreamed, class Env>
@@ -115,18 +130,22 @@ class FinalizeProducer {
   }
 
   template <class Env>
-  STOKER_DEVICE void AddTail(Env env, int token, int vector, float (&sum)[comm::kPacketElements]) {
-    const int64_t at = static_cast<int64_t>(token) * p_.packets + vector;
-    float addend[comm::kPacketElements];
+  STOKER_DEVICE void AddTail(Env env, int token, int vector, const comm::Packet& shared,
+                             float (&sum)[comm::kPacketElements]) {
 #pragma unroll
     for (int i = 0; i < comm::kPacketElements; ++i) sum[i] = sum[i] * p_.routed_scaling_factor;
     if (p_.shared != nullptr) {
-      LoadVector<T>(env, p_.shared, false, at, addend);
 #pragma unroll
-      for (int i = 0; i < comm::kPacketElements; ++i) sum[i] = env.Add(sum[i], addend[i]);
+      for (int w = 0; w < comm::kPacketWords; ++w) {
+        float low, high;
+        comm::Unpack<T>(shared.word[w], low, high);
+        sum[2 * w] = env.Add(sum[2 * w], low);
+        sum[2 * w + 1] = env.Add(sum[2 * w + 1], high);
+      }
     }
     if (p_.cold != nullptr) {
-      LoadVector<T>(env, p_.cold, p_.cold_fp32 != 0u, at, addend);
+      float addend[comm::kPacketElements];
+      LoadVector<T>(env, p_.cold, p_.cold_fp32 != 0u, At(token, vector), addend);
 #pragma unroll
       for (int i = 0; i < comm::kPacketElements; ++i) sum[i] = env.Add(sum[i], addend[i]);
     }

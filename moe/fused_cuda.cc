@@ -8,29 +8,12 @@
 #include "absl/synchronization/mutex.h"
 #include "base/cuda_status.h"
 #include "base/status.h"
-#include "moe/descriptor.h"
-#include "moe/kernel_params.h"
 #include "moe/kernels.h"
+#include "moe/make_params.h"
 #include "moe/validate.h"
 
 namespace stoker::moe {
 namespace {
-
-RmsNormParams MakeNormParams(const Shape& shape, const NormArguments& norm) {
-  RmsNormParams params{};
-  params.residual_in = static_cast<const comm::Packet*>(norm.residual_in);
-  params.gamma = norm.gamma;
-  params.residual_out = static_cast<comm::Packet*>(norm.residual_out);
-  params.norm_out = static_cast<comm::Packet*>(norm.norm_out);
-  params.tokens = shape.tokens;
-  params.packets = shape.hidden / comm::kPacketElements;
-  params.inverse_hidden = 1.0f / static_cast<float>(shape.hidden);
-  params.eps = norm.eps;
-  params.weight_bias = norm.weight_bias;
-  params.gamma_fp32 = norm.gamma_type == ScalarType::kFp32;
-  params.fp32_residual = norm.mode == comm::Mode::kFp32Residual;
-  return params;
-}
 
 // How many clusters of this shape the whole device can hold at once. The answer never changes, and
 // asking takes microseconds, so it is kept.
@@ -60,14 +43,7 @@ absl::Status Launch(comm::CudaCommunicator& communicator, const Shape& shape,
                     const RmsNormParams& norm_params, const LaunchOptions& options,
                     cudaStream_t stream) {
   STOKER_RETURN_IF_ERROR(communicator.BeforeLaunch(stream));
-  comm::OneShotParams params = communicator.Params();
-  params.tokens = shape.tokens;
-  params.packets = norm_params.packets;
-  params.signature = comm::Signature(descriptor);
-  params.early_trigger = options.early_trigger;
-  params.log.descriptor = descriptor;
-  params.log.signature = params.signature;
-  params.log.tokens = shape.tokens;
+  comm::OneShotParams params = MakeOneShotParams(communicator.Params(), shape, descriptor, options);
 
   comm::LaunchShape launch = ShapeOf(communicator, shape, options);
   const void* kernel = options.kernel;
@@ -129,18 +105,7 @@ absl::Status MoeFinalizeAllReduceRmsNorm(comm::CudaCommunicator& communicator, c
   STOKER_RETURN_IF_ERROR(ValidateFinalize(communicator.plan(), shape, finalize, norm));
   const comm::LaunchDescriptor descriptor =
       DescribeFinalize(shape, finalize, norm, options, communicator.generation());
-  FinalizeParams params{};
-  params.rows = static_cast<const comm::Packet*>(finalize.rows);
-  params.indices = finalize.indices;
-  params.weights = finalize.weights;
-  params.shared = static_cast<const comm::Packet*>(finalize.shared);
-  params.cold = finalize.cold;
-  params.row_count = finalize.row_count;
-  params.packets = shape.hidden / comm::kPacketElements;
-  params.top_k = finalize.top_k;
-  params.routed_scaling_factor = finalize.routed_scaling_factor;
-  params.weights_fp32 = finalize.weight_type == ScalarType::kFp32;
-  params.cold_fp32 = finalize.cold_type == ScalarType::kFp32;
+  FinalizeParams params = MakeFinalizeParams(shape, finalize);
   return Launch(communicator, shape, descriptor, &params, MakeNormParams(shape, norm), options,
                 stream);
 }
@@ -151,9 +116,7 @@ absl::Status AllReduceRmsNorm(comm::CudaCommunicator& communicator, const Shape&
   STOKER_RETURN_IF_ERROR(ValidatePlain(communicator.plan(), shape, input, norm));
   const comm::LaunchDescriptor descriptor =
       DescribePlain(shape, norm, options, communicator.generation());
-  PlainParams params{};
-  params.input = static_cast<const comm::Packet*>(input);
-  params.packets = shape.hidden / comm::kPacketElements;
+  PlainParams params = MakePlainParams(shape, input);
   return Launch(communicator, shape, descriptor, &params, MakeNormParams(shape, norm), options,
                 stream);
 }

@@ -18,6 +18,7 @@ namespace {
 using stoker::testing::DeviceInputs;
 using stoker::testing::DifferenceInBits;
 using stoker::testing::Expected;
+using stoker::testing::HasGpu;
 using stoker::testing::InputOptions;
 using stoker::testing::Inputs;
 using stoker::testing::MakeInputs;
@@ -28,11 +29,6 @@ using stoker::testing::StreamWorld;
     const absl::Status status_ = (expr);  \
     ASSERT_TRUE(status_.ok()) << status_; \
   } while (false)
-
-bool HasGpu() {
-  int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
-}
 
 struct Case {
   int world;

@@ -37,10 +37,10 @@ class CudaEnvironment {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   }
   __device__ __forceinline__ void ClusterArrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
   }
   __device__ __forceinline__ void ClusterWait() {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
   }
   __device__ __forceinline__ void StoreClusterShared(float* place, int cta, float value) {
     const uint32_t local = static_cast<uint32_t>(__cvta_generic_to_shared(place));
@@ -65,7 +65,11 @@ class CudaEnvironment {
   }
 #endif
 
-  __device__ __forceinline__ void SyncBlock() { __syncthreads(); }
+  // Not __syncthreads: row warps and the service warp meet from different places in the code. Not
+  // .aligned, here and above: a warp need not have reconverged after polling.
+  __device__ __forceinline__ void SyncBlock() {
+    asm volatile("barrier.cta.sync 1, %0;" ::"r"(blockDim.x) : "memory");
+  }
   __device__ __forceinline__ uint32_t Shuffle(uint32_t value, int lane) {
     return __shfl_sync(0xFFFFFFFFu, value, lane);
   }

@@ -47,8 +47,8 @@
 //   float LoadShared(p)
 //
 // Arithmetic, each one correctly rounded to nearest even, none of them contracted: Fma, SquareRoot,
-// Reciprocal; Add (in a rank's own row and with the residual) and AddRanks (over ranks), so that a test
-// can spoil one or the other.
+// Reciprocal; Add (in a rank's own row and with the residual) and AddRanks (over ranks), so that a
+// test can spoil one or the other.
 //   int64_t Fresh(value)   the value, opaque to the compiler: what is computed from it inside a
 //   loop is
 //                          computed again in every turn instead of being kept in registers

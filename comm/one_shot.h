@@ -150,8 +150,8 @@ STOKER_DEVICE void Receive(Env env, const OneShotParams& p, Launch& launch, int 
 // FP32 sum of one vector over the ranks, in rank order, so that all ranks get the same bits. The
 // own row, rounded like the others, stands in at its place.
 template <class T, int kWorld, class Env>
-STOKER_DEVICE void SumRanks(Env env, const OneShotParams& p, const Packet& own, const Packet (&rows)[kWorld],
-                            float (&sums)[kPacketElements]) {
+STOKER_DEVICE void SumRanks(Env env, const OneShotParams& p, const Packet& own,
+                            const Packet (&rows)[kWorld], float (&sums)[kPacketElements]) {
 #pragma unroll
   for (int w = 0; w < kPacketWords; ++w) {
     Unpack<T>(p.rank == 0 ? own.word[w] : rows[0].word[w], sums[2 * w], sums[2 * w + 1]);

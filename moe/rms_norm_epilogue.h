@@ -82,6 +82,7 @@ class RmsNormEpilogue {
   template <class Env>
   STOKER_DEVICE void FillNan(Env env) {
     const int64_t packets = static_cast<int64_t>(p_.tokens) * p_.packets;
+#pragma unroll 1
     for (int64_t i = env.lane(); i < packets; i += 32) {
       env.StoreOutput(p_.residual_out + i, comm::NanPacket());
       env.StoreOutput(p_.norm_out + i, comm::NanPacket());

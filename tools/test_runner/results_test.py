@@ -9,7 +9,8 @@ import results
 
 PASSED = '<testsuites><testsuite><testcase name="a" classname="S" status="run"/></testsuite></testsuites>'
 FAILED = '<testsuite><testcase name="a" classname="S"><failure message="x"/></testcase></testsuite>'
-SKIPPED = '<testsuite><testcase name="a" classname="S" result="skipped"><skipped message="f.cc:1&#10;no GPU"/></testcase></testsuite>'
+SKIPPED = ('<testsuite><testcase name="a" classname="S" result="skipped">'
+           '<skipped message="f.cc:1&#10;no GPU"/></testcase></testsuite>')
 
 
 class CountReport(unittest.TestCase):

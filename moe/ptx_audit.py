@@ -1,0 +1,123 @@
+"""What must and must not be in the PTX of every shipped kernel.
+
+    moe/ptx_audit.py FILE.ptx ...        exit status 1 and a line for every breach
+    moe/ptx_audit.py --self-test FILE    spoils the file in every way that is looked for, and wants each to be found
+
+The simulator and the CPU ranks run the same body; what nvcc makes of it is seen here.
+"""
+
+import re
+import sys
+
+ENTRY = re.compile(r"^\.visible \.entry (\S+?)\(", re.MULTILINE)
+# Names are mangled: ...OneShotKernelINS0_8FinalizeENS_4comm4Bf16ELi4ELi1EE...
+NAME = re.compile(r"(Finalize|Plain)ENS\w*?(Bf16|Fp16)ELi(\d+)ELi(\d+)E")
+
+FORBIDDEN = [
+    (r"\b(rsqrt|sqrt|rcp|div|ex2|lg2|sin|cos)\.approx", "an approximate function"),
+    (r"\bdiv\.full", "an approximate division"),
+    (r"\.ftz\b", "flush to zero"),
+    (r"\b(ld|st)\.volatile(?!\.shared)", "a volatile access to global memory, whose order no contract states"),
+    (r"\bmad\.\w+\.f32|\bfma\.rz|\bfma\.rm|\bfma\.rp", "a multiply-add that is not fma.rn"),
+    (r"\bbar\.red|\bvote\.all|\bshfl\.up", "an instruction that no file of ours uses"),
+]
+
+
+def entries(text):
+    """(name, body) of every kernel in a PTX file."""
+    starts = [m.start() for m in ENTRY.finditer(text)]
+    for start, end in zip(starts, starts[1:] + [len(text)]):
+        yield ENTRY.match(text, start).group(1), text[start:end]
+
+
+def expected_fmas(producer, vectors):
+    """Routes in chunks of eight rows (four for several vectors), squares, and the mean's one."""
+    rows = 8 if vectors == 1 else 4
+    routes = rows * 8 * vectors if producer == "Finalize" else 0
+    return routes + 8 * vectors + 1
+
+
+def breaches(name, body, programmatic):
+    match = NAME.search(name)
+    if not match:
+        return [f"{name}: a kernel whose name says no producer"]
+    producer, _, ranks, vectors = match.group(1), match.group(2), int(match.group(3)), int(match.group(4))
+    found = []
+    for pattern, what in FORBIDDEN:
+        if re.search(pattern, body):
+            found.append(f"{name}: {what}")
+    wait = body.find("griddepcontrol.wait")
+    if not programmatic:
+        pass  # below sm_90 there is no programmatic launch
+    elif wait < 0:
+        found.append(f"{name}: no griddepcontrol.wait")
+    else:
+        early = re.search(r"\b(ld\.(relaxed|global|acquire)\S*|atom\.\S+|st\.(relaxed|global|release)\S*)", body[:wait])
+        if early:
+            found.append(f"{name}: {early.group(1)} before griddepcontrol.wait")
+    fmas = len(re.findall(r"\bfma\.rn\.f32", body))
+    if fmas != expected_fmas(producer, vectors):
+        found.append(f"{name}: {fmas} fma.rn.f32; the contract has {expected_fmas(producer, vectors)}")
+    if ranks > 1:
+        pushes = len(re.findall(r"st\.relaxed\.sys\.global\.v4\.u32", body))
+        # Pushes to the peers and re-arming of what they pushed.
+        if pushes < 2 * (ranks - 1) * vectors:
+            found.append(f"{name}: {pushes} mailbox stores at system scope; {2 * (ranks - 1) * vectors} are needed")
+        if not re.search(r"ld\.relaxed\.sys\.global\.v4\.u32", body):
+            found.append(f"{name}: no mailbox load at system scope")
+    # Outputs: two a vector and two of the NaN fill. Anything more would be a mailbox store gone weak.
+    weak = len(re.findall(r"\bst\.global\.v4\.u32", body))
+    if weak != 2 * vectors + 2:
+        found.append(f"{name}: {weak} weak vector stores; {2 * vectors + 2} outputs are written")
+    if not re.search(r"atom\.acq_rel\.gpu\.global\.add", body):
+        found.append(f"{name}: the arrival at the end is not acquire-release")
+    return found
+
+
+def audit(text):
+    found, count = [], 0
+    target = re.search(r"^\.target sm_(\d+)", text, re.MULTILINE)
+    programmatic = target is None or int(target.group(1)) >= 90
+    for name, body in entries(text):
+        count += 1
+        found += breaches(name, body, programmatic)
+    if count == 0:
+        found.append("no kernel in the file")
+    return found, count
+
+
+def self_test(text):
+    """Each spoiling must be found; the unspoiled text must pass."""
+    spoilings = {
+        "approximate root": lambda t: t.replace("sqrt.rn.f32", "sqrt.approx.f32", 1),
+        "flush to zero": lambda t: t.replace("add.rn.f32", "add.rn.ftz.f32", 1),
+        "fma too many": lambda t: re.sub(r"\bmul(\.rn)?\.f32", "fma.rn.f32", t, count=1),
+        "weak mailbox store": lambda t: t.replace("st.relaxed.sys.global.v4.u32", "st.global.v4.u32", 1),
+        "volatile poll": lambda t: t.replace("ld.relaxed.sys.global.v4.u32", "ld.volatile.global.v4.u32"),
+        "load before the wait": lambda t: t.replace("griddepcontrol.wait;",
+                                                    "ld.global.u32 %r1, [%rd1]; griddepcontrol.wait;", 1),
+        "no wait": lambda t: t.replace("griddepcontrol.wait", "griddepcontrol.nothing"),
+        "weak arrival": lambda t: t.replace("atom.acq_rel.gpu.global.add", "atom.relaxed.gpu.global.add"),
+    }
+    missed = [name for name, spoil in spoilings.items() if spoil(text) == text or not audit(spoil(text))[0]]
+    return [f"the spoiling \"{name}\" was not found" for name in missed]
+
+
+def main(arguments):
+    check_itself = arguments[:1] == ["--self-test"]
+    found, total = [], 0
+    for path in arguments[1:] if check_itself else arguments:
+        text = open(path, encoding="utf-8").read()
+        here, count = audit(text)
+        found += here
+        total += count
+        if check_itself:
+            found += self_test(text)
+    for line in found:
+        print(line)
+    print(f"{total} kernels, {len(found)} breaches")
+    return 1 if found or total == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

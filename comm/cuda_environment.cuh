@@ -1,8 +1,7 @@
 // The Environment (comm/environment.h) on an NVIDIA GPU.
 //
 // Below sm_90 there are neither clusters nor programmatic launch: a CTA is its own cluster and the
-// dependency calls are empty. The simulator cannot see what is written here, so a test reads the
-// instructions that come out of it (moe/ptx_audit_test.py).
+// dependency calls are empty. What nvcc makes of this is read by a test (moe/ptx_audit.py).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // The protocol that every world speaks: what a rank's workspace looks like in memory, what a packet
-// and a header are, and what a failure record says. The GPU kernels, the CPU backend and the
-// simulator include this file and nothing else to agree with one another.
+// and a header are, and what a failure record says. The GPU kernels and the CPU ranks include this
+// file and nothing else to agree with one another.
 //
 // A rank owns one workspace. Peers write into its mailbox and headers and poll only their own, so
 // nobody ever waits on memory that its owner may be clearing.

@@ -1,0 +1,115 @@
+"""The ops on one GPU: eager, captured in a CUDA graph and replayed with changed inputs, compiled; one rank in this
+process, and two ranks in processes that share the GPU."""
+
+import os
+import tempfile
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import reference
+import stoker
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+TENSORS = ("rows", "indices", "weights", "gamma", "shared", "residual")
+
+
+def on_gpu(inputs):
+    return {name: tensor.cuda() for name, tensor in inputs.items()}
+
+
+def finalize(communicator, inputs, **options):
+    return torch.ops.stoker.moe_finalize_allreduce_rmsnorm(
+        inputs["rows"], inputs["indices"], inputs["weights"], inputs["gamma"], communicator.handle,
+        shared=inputs["shared"], residual=inputs["residual"], eps=1e-5, routed_scaling_factor=2.5, **options)
+
+
+def check(outputs, everyone):
+    for actual, wanted in zip(outputs, reference.expected(everyone, 2.5, 1e-5)):
+        assert reference.agree(actual.cpu(), wanted, fraction=0.05)
+
+
+def capture_and_replay(communicator, everyone_by_seed, rank):
+    """A graph of three launches, replayed with each seed's inputs."""
+    buffers = on_gpu(everyone_by_seed[0][rank])
+    finalize(communicator, buffers)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for launch in range(3):
+            outputs = finalize(communicator, buffers, site=launch, programmatic_launch=True)
+    for everyone in everyone_by_seed:
+        for name in TENSORS:
+            buffers[name].copy_(everyone[rank][name])
+        graph.replay()
+        torch.cuda.synchronize()
+        check(outputs, everyone)
+
+
+def worlds_inputs(world, seeds=3):
+    return [[reference.make_inputs(7, 2880, 8, r, seed=seed) for r in range(world)] for seed in range(seeds)]
+
+
+def test_one_rank_eager_graph_and_compiled():
+    with stoker.Communicator.from_process_group(device="cuda", max_tokens=16, hidden_max=2880, name="gpu-one",
+                                                timeout=10) as communicator:
+        inputs = worlds_inputs(1)
+        check(finalize(communicator, on_gpu(inputs[0][0])), inputs[0])
+        capture_and_replay(communicator, inputs, 0)
+        compiled = torch.compile(lambda x: finalize(communicator, x), fullgraph=True, backend="aot_eager")
+        check(compiled(on_gpu(inputs[1][0])), inputs[1])
+        assert communicator.health() is None
+
+
+def test_opcheck_on_cuda():
+    with stoker.Communicator.from_process_group(device="cuda", max_tokens=16, hidden_max=64, name="gpu-opcheck",
+                                                timeout=10) as communicator:
+        inputs = on_gpu(reference.make_inputs(3, 64, 4, rank=0))
+        torch.library.opcheck(torch.ops.stoker.moe_finalize_allreduce_rmsnorm.default,
+                              (inputs["rows"], inputs["indices"], inputs["weights"], inputs["gamma"],
+                               communicator.handle), dict(shared=inputs["shared"], residual=inputs["residual"]))
+        torch.library.opcheck(torch.ops.stoker.allreduce_rmsnorm.default,
+                              (inputs["shared"], inputs["gamma"], communicator.handle))
+
+
+def test_a_cpu_tensor_is_refused():
+    with stoker.Communicator.from_process_group(device="cuda", max_tokens=16, hidden_max=64, name="gpu-mixed",
+                                                timeout=10) as communicator:
+        inputs = on_gpu(reference.make_inputs(3, 64, 4, rank=0))
+        inputs["gamma"] = inputs["gamma"].cpu()
+        with pytest.raises(RuntimeError, match="gamma is on another device"):
+            finalize(communicator, inputs)
+
+
+def _rank(rank, world, store, results):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+        with stoker.Communicator.from_process_group(device="cuda:0", max_tokens=16, hidden_max=2880, name="gpu-two",
+                                                    timeout=30) as communicator:
+            inputs = worlds_inputs(world)
+            check(finalize(communicator, on_gpu(inputs[0][rank])), inputs[0])
+            capture_and_replay(communicator, inputs, rank)
+            assert communicator.health() is None
+        results.put((rank, "right"))
+    except Exception as error:  # reported to the parent, which fails the test
+        results.put((rank, f"{type(error).__name__}: {error}"))
+
+
+def test_two_ranks_in_processes_that_share_the_gpu():
+    context = mp.get_context("spawn")
+    results = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [context.Process(target=_rank, args=(r, 2, folder + "/store", results)) for r in range(2)]
+        for process in processes:
+            process.start()
+        got = dict(results.get(timeout=150) for _ in processes)
+        for process in processes:
+            process.join(20)
+            if process.is_alive():
+                process.kill()
+                process.join()
+    assert got == {0: "right", 1: "right"}

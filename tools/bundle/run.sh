@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Runs the GPU tests of the bundle that this script lies in, and writes logs into FOLDER.
+#   ./run.sh FOLDER [gpu] [processes] [mps] [python] [sanitizer] [demo]        (default: all)
+# Needs a driver for CUDA 13; `python` needs a python3 with torch 2.10 or newer for CUDA 13 and pytest;
+# `mps` and `sanitizer` need nvidia-cuda-mps-control and compute-sanitizer, and say so where they lack.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+folder=${1:?"usage: run.sh FOLDER [what ...]"}
+shift
+mkdir -p "$folder"
+failed=0
+
+step() { # name, seconds, command...
+  local name=$1 seconds=$2
+  shift 2
+  timeout "$seconds" "$@" > "$folder/$name.log" 2>&1
+  local status=$?
+  echo "$name: exit $status; $(grep -E 'PASSED|FAILED|passed|failed|ERROR SUMMARY|RACECHECK SUMMARY|held' "$folder/$name.log" | tail -1 | cut -c1-150)"
+  [ $status = 0 ] || failed=1
+}
+
+for what in "${@:-gpu processes mps python sanitizer demo}"; do for part in $what; do
+  case $part in
+    gpu)
+      step gpu_tests 300 "$here/bin/gpu_tests"
+      step fused_cuda_test 120 "$here/bin/fused_cuda_test" ;;
+    processes) step gpu_process_tests 300 "$here/bin/gpu_process_tests" ;;
+    mps)
+      if ! command -v nvidia-cuda-mps-control > /dev/null; then
+        echo "mps: not run, nvidia-cuda-mps-control is missing"
+        continue
+      fi
+      # A daemon of our own, in a folder of its own, ended whatever happens.
+      export CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) CUDA_MPS_LOG_DIRECTORY=$(mktemp -d)
+      trap 'echo quit | nvidia-cuda-mps-control > /dev/null 2>&1' EXIT
+      nvidia-cuda-mps-control -d
+      step gpu_process_tests_mps 300 "$here/bin/gpu_process_tests"
+      echo quit | nvidia-cuda-mps-control > /dev/null
+      trap - EXIT
+      unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY ;;
+    python)
+      LD_LIBRARY_PATH="$here/ops${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" PYTHONDONTWRITEBYTECODE=1 \
+        step python_gpu 300 python3 -m pytest -q -p no:cacheprovider "$here/python/tests/test_gpu.py" ;;
+    sanitizer)
+      if ! command -v compute-sanitizer > /dev/null; then
+        echo "sanitizer: not run, compute-sanitizer is missing"
+        continue
+      fi
+      for tool in memcheck racecheck initcheck synccheck; do
+        step "sanitizer_$tool" 200 compute-sanitizer --tool $tool --error-exitcode 9 \
+          "$here/bin/gpu_tests" --gtest_filter='OneGrid*'
+      done ;;
+    demo) step demo 120 "$here/bin/layer_tail_demo" ;;
+    *) echo "unknown part: $part"; failed=1 ;;
+  esac
+done; done
+exit $failed

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# The command's edges: usage, comparison verdicts, a page of a live group read from outside.
+set -euo pipefail
+stoker=$PWD/$1
+fail() { echo "FAILED: $1"; exit 1; }
+expect() { # expected status, text, command...
+  local want=$1 text=$2; shift 2
+  local got=0 out
+  out=$("$@" 2>&1) || got=$?
+  [ "$got" = "$want" ] || fail "status $got instead of $want: $* : $out"
+  grep -q -- "$text" <<< "$out" || fail "no \"$text\" in: $out"
+}
+row() { echo "{\"op\":\"finalize\",\"kernel\":\"$1\",\"world\":4,\"hidden\":7168,\"tokens\":1,\"us_median\":$2}"; }
+
+expect 2 "bench finalize" "$stoker"
+expect 2 "bench finalize" "$stoker" bench nothing
+expect 1 "whole numbers from 1 to 8" "$stoker" bench finalize --world=9
+expect 1 "bf16 or fp16" "$stoker" bench finalize --dtype=fp8
+expect 2 "cannot read" "$stoker" bench compare /nonexistent /nonexistent
+cd "$TEST_TMPDIR"
+{ row stoker 5.0; row "stoker again" 5.02; } > old
+{ row stoker 4.0; row "stoker again" 4.01; } > fast
+{ row stoker 5.03; row "stoker again" 5.01; } > same
+{ row stoker 6.0; row "stoker again" 6.01; } > slow
+row stoker 6.0 > alone
+echo "not json" > rubbish
+expect 0 "faster" "$stoker" bench compare old fast
+expect 0 "same" "$stoker" bench compare old same
+expect 1 "slower" "$stoker" bench compare old slow
+expect 0 "unclear" "$stoker" bench compare old alone
+expect 2 "not a row" "$stoker" bench compare old rubbish
+expect 2 "No health page of this user with process 1" "$stoker" health --pid=1

@@ -1,0 +1,45 @@
+// The one command: `stoker bench finalize`, `stoker bench compare OLD NEW`, `stoker health --pid
+// N`.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/str_format.h"
+#include "tools/stoker/bench_compare.h"
+#include "tools/stoker/bench_finalize_flags.h"
+#include "tools/stoker/health.h"
+
+namespace {
+
+constexpr char kUsage[] =
+    "stoker COMMAND\n"
+    "  bench finalize [--world=4] [--hidden=7168] [--tokens=1,4,16] [--top_k=8] [--dtype=bf16] "
+    "[--out=FILE]\n"
+    "      time per launch, launch shape and errors against FP64 of the fused finalize, ranks as "
+    "streams\n"
+    "  bench compare OLD.jsonl NEW.jsonl\n"
+    "      cell by cell: faster, slower, same or unclear\n"
+    "  health [--pid=N]\n"
+    "      the groups of process N (or of all processes of this user): who waits for whom, last "
+    "launches\n";
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage(kUsage);
+  const std::vector<char*> words = absl::ParseCommandLine(argc, argv);
+  const auto is = [&words](size_t i, const char* word) {
+    return i < words.size() && std::string(words[i]) == word;
+  };
+  if (is(1, "bench") && is(2, "finalize") && words.size() == 3) {
+    return stoker::command::RunBenchFinalize({});
+  }
+  if (is(1, "bench") && is(2, "compare") && words.size() == 5) {
+    return stoker::command::RunBenchCompare(words[3], words[4]);
+  }
+  if (is(1, "health") && words.size() == 2) return stoker::command::RunHealth();
+  absl::FPrintF(stderr, "%s", kUsage);
+  return 2;
+}

@@ -15,12 +15,34 @@
 namespace stoker {
 namespace {
 
-absl::Status CheckName(const std::string& name) {
+absl::Status CheckRequest(const std::string& name, int64_t bytes) {
   if (name.empty() || name.size() > 200 || name.find('/') != std::string::npos) {
     return absl::InvalidArgumentError(absl::StrCat(
         "shared memory name \"", name, "\" must have 1 to 200 characters and no slash"));
   }
+  if (bytes < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shared memory ", name, " of ", bytes, " bytes; at least 1 is needed"));
+  }
   return absl::OkStatus();
+}
+
+// Reserves the pages. A sparse segment would be killed by SIGBUS at its first touch instead.
+absl::Status Reserve(const std::string& name, int fd, int64_t bytes) {
+  int error = 0;
+  do {
+    error = posix_fallocate(fd, 0, bytes);
+  } while (error == EINTR);
+  if (error == 0) return absl::OkStatus();
+  if (error != ENOSPC && error != EFBIG) {
+    return ErrnoStatus(error, absl::StrCat("reserving ", bytes, " bytes of shared memory ", name));
+  }
+  struct statvfs room {};
+  const int64_t free_bytes =
+      fstatvfs(fd, &room) == 0 ? static_cast<int64_t>(room.f_bavail) * room.f_frsize : -1;
+  return absl::ResourceExhaustedError(
+      absl::StrCat("shared memory ", name, " needs ", bytes, " bytes and /dev/shm has ", free_bytes,
+                   " free; enlarge it (docker: --shm-size, --ipc=host) or lower the capacity"));
 }
 
 absl::Status CheckSegment(const std::string& name, int fd, int64_t bytes, bool exact) {
@@ -40,22 +62,13 @@ absl::Status CheckSegment(const std::string& name, int fd, int64_t bytes, bool e
 }  // namespace
 
 absl::StatusOr<SharedMemory> SharedMemory::Create(const std::string& name, int64_t bytes) {
-  STOKER_RETURN_IF_ERROR(CheckName(name));
+  STOKER_RETURN_IF_ERROR(CheckRequest(name, bytes));
   const int fd = shm_open(("/" + name).c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0) return ErrnoStatus(errno, absl::StrCat("creating shared memory ", name));
   absl::Cleanup close_fd = [fd] { close(fd); };
-  // Reserves the pages. A sparse segment would be killed by SIGBUS at its first touch instead.
-  const int error = posix_fallocate(fd, 0, bytes);
-  if (error != 0) {
-    struct statvfs room {};
-    const int64_t free_bytes =
-        fstatvfs(fd, &room) == 0 ? static_cast<int64_t>(room.f_bavail) * room.f_frsize : -1;
-    shm_unlink(("/" + name).c_str());
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "shared memory ", name, " needs ", bytes, " bytes and /dev/shm has ", free_bytes,
-        " free; enlarge it (docker: --shm-size, --ipc=host) or lower the capacity"));
-  }
-  absl::StatusOr<SharedMemory> segment = Map(name, fd, bytes, /*write=*/true);
+  const absl::Status reserved = Reserve(name, fd, bytes);
+  absl::StatusOr<SharedMemory> segment =
+      reserved.ok() ? Map(name, fd, bytes, /*write=*/true) : absl::StatusOr<SharedMemory>(reserved);
   if (!segment.ok()) {
     shm_unlink(("/" + name).c_str());
     return segment;
@@ -65,7 +78,7 @@ absl::StatusOr<SharedMemory> SharedMemory::Create(const std::string& name, int64
 }
 
 absl::StatusOr<SharedMemory> SharedMemory::Open(const std::string& name, int64_t bytes) {
-  STOKER_RETURN_IF_ERROR(CheckName(name));
+  STOKER_RETURN_IF_ERROR(CheckRequest(name, bytes));
   const int fd = shm_open(("/" + name).c_str(), O_RDWR | O_CLOEXEC, 0);
   if (fd < 0) {
     return ErrnoStatus(errno, absl::StrCat("opening shared memory ", name,
@@ -77,7 +90,7 @@ absl::StatusOr<SharedMemory> SharedMemory::Open(const std::string& name, int64_t
 }
 
 absl::StatusOr<SharedMemory> SharedMemory::OpenForReading(const std::string& name, int64_t bytes) {
-  STOKER_RETURN_IF_ERROR(CheckName(name));
+  STOKER_RETURN_IF_ERROR(CheckRequest(name, bytes));
   const int fd = shm_open(("/" + name).c_str(), O_RDONLY | O_CLOEXEC, 0);
   if (fd < 0) return ErrnoStatus(errno, absl::StrCat("opening shared memory ", name));
   absl::Cleanup close_fd = [fd] { close(fd); };

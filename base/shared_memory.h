@@ -2,7 +2,8 @@
 //
 // Ownership: the segment is unmapped when the object goes; the name is removed by its creator's
 // destructor or by Unlink, whichever is first. Not thread-safe; the memory is, as its users agree.
-// Errors: kAlreadyExists, kNotFound, kResourceExhausted when /dev/shm has no room (the pages are
+// Errors: kInvalidArgument (name, fewer bytes than 1), kAlreadyExists, kNotFound,
+// kResourceExhausted with the bytes wanted and free when /dev/shm has no room (the pages are
 // reserved at creation, so touching them later cannot raise SIGBUS), kFailedPrecondition when the
 // segment belongs to another user or has another size.
 #pragma once

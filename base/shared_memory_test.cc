@@ -1,8 +1,10 @@
 #include "base/shared_memory.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -52,7 +54,60 @@ TEST(SharedMemory, AFullFileSystemIsAStatusAndLeavesNothing) {
   EXPECT_EQ(SharedMemory::Open(name, 4096).status().code(), absl::StatusCode::kNotFound);
 }
 
+class OutOfRange : public testing::TestWithParam<int64_t> {};
+
+TEST_P(OutOfRange, IsRefusedByEveryCallAndNamed) {
+  const std::string name = UniqueName("range");
+  for (const absl::Status& status : {SharedMemory::Create(name, GetParam()).status(),
+                                     SharedMemory::Open(name, GetParam()).status(),
+                                     SharedMemory::OpenForReading(name, GetParam()).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_NE(status.message().find(std::to_string(GetParam())), std::string::npos) << status;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Bytes, OutOfRange, testing::Values(0, -1, INT64_MIN));
+
+TEST(SharedMemory, PagesAreReservedAtCreationForTheOwnerAlone) {
+  const std::string name = UniqueName("pages");
+  constexpr int64_t kBytes = 1 << 20;
+  auto created = SharedMemory::Create(name, kBytes);
+  ASSERT_TRUE(created.ok()) << created.status();
+  struct stat info {};
+  ASSERT_EQ(stat(("/dev/shm/" + name).c_str(), &info), 0);
+  EXPECT_GE(info.st_blocks * 512, kBytes);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+TEST(SharedMemory, AnUnlinkedSegmentStaysMappedAndItsNameIsFree) {
+  const std::string name = UniqueName("unlinked");
+  auto first = SharedMemory::Create(name, 4096);
+  ASSERT_TRUE(first.ok());
+  first->Unlink();
+  std::memcpy(first->data(), "still here", 11);
+  auto second = SharedMemory::Create(name, 4096);
+  ASSERT_TRUE(second.ok()) << second.status();
+  first->Unlink();  // must not take away the name that is another segment's now
+  EXPECT_TRUE(SharedMemory::Open(name, 4096).ok());
+  EXPECT_STREQ(static_cast<const char*>(first->data()), "still here");
+}
+
+TEST(SharedMemory, ASegmentOfAnotherUserIsRefusedWithBothUsers) {
+  const uid_t self = geteuid();
+  constexpr uid_t kOther = 65534;
+  const std::string name = UniqueName("foreign");
+  if (seteuid(kOther) != 0) GTEST_SKIP() << "cannot become another user: needs CAP_SETUID";
+  auto foreign = SharedMemory::Create(name, 4096);
+  ASSERT_EQ(seteuid(self), 0);
+  ASSERT_TRUE(foreign.ok()) << foreign.status();
+  const absl::Status status = SharedMemory::Open(name, 4096).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(status.message().find(std::to_string(kOther)), std::string::npos) << status;
+}
+
 TEST(SharedMemory, ABadNameIsRefused) {
+  EXPECT_EQ(SharedMemory::Create(std::string(201, 'x'), 4096).status().code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(SharedMemory::Create("a/b", 4096).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(SharedMemory::Create("", 4096).status().code(), absl::StatusCode::kInvalidArgument);
 }

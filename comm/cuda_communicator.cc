@@ -143,6 +143,7 @@ absl::Status CudaCommunicator::Wipe(uint32_t first_epoch, uint32_t generation) {
                               control_stream_));
   STOKER_CUDA(cudaStreamSynchronize(control_stream_));
   generation_ = generation;
+  eager_launches_ = 0;
   return absl::OkStatus();
 }
 
@@ -184,8 +185,11 @@ absl::Status CudaCommunicator::Connect(RankExchange& exchange, absl::Duration ti
   const uint64_t word = HeaderWord(0x50524F42u, static_cast<uint32_t>(plan_.rank));
   for (int peer = 0; peer < plan_.world; ++peer) {
     Header* slot = HeadersOf(workspace_[peer]) + plan_.rank;
-    STOKER_CUDA(cudaMemcpy(&slot->tokens, &word, sizeof(word), cudaMemcpyHostToDevice));
+    STOKER_CUDA(cudaMemcpyAsync(&slot->tokens, &word, sizeof(word), cudaMemcpyHostToDevice,
+                                control_stream_));
   }
+  // cudaMemcpy from pageable memory may return before the bytes are there; a synchronise does not.
+  STOKER_CUDA(cudaStreamSynchronize(control_stream_));
   STOKER_RETURN_IF_ERROR(exchange.Barrier("writing to the peers' workspaces", timeout));
   Header seen[kWorldMax];
   STOKER_CUDA(
@@ -308,40 +312,57 @@ void CudaCommunicator::Free(bool own_too) {
   control_stream_ = nullptr;
 }
 
+absl::StatusOr<CudaCommunicator::Place> CudaCommunicator::PlaceOf(cudaStream_t stream) {
+  Place place;
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  STOKER_CUDA(cudaStreamGetId(stream, &place.stream));
+  STOKER_CUDA(cudaStreamGetCaptureInfo(stream, &capture, &place.capture, nullptr, nullptr, nullptr,
+                                       nullptr));
+  if (capture == cudaStreamCaptureStatusNone) place.capture = 0;
+  return place;
+}
+
+absl::StatusOr<bool> CudaCommunicator::LaunchInFlight() {
+  // Another thread may be capturing: this copy must not break its capture.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  STOKER_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
+  Control control;
+  const cudaError_t copied = cudaMemcpyAsync(&control, workspace_[plan_.rank], sizeof(control),
+                                             cudaMemcpyDeviceToHost, control_stream_);
+  const cudaError_t waited = cudaStreamSynchronize(control_stream_);
+  STOKER_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
+  STOKER_RETURN_IF_ERROR(CudaStatus(copied, "reading the launch counters"));
+  STOKER_RETURN_IF_ERROR(CudaStatus(waited, "reading the launch counters"));
+  // Replays of graphs advance the epoch as well, so this can miss a launch that is still queued;
+  // the ticket that every CTA takes on the device cannot.
+  const int32_t missing =
+      static_cast<int32_t>(control.first_epoch + eager_launches_ - control.epoch);
+  return control.started != 0 || missing > 0;
+}
+
 absl::Status CudaCommunicator::BeforeLaunch(cudaStream_t stream) {
   if (closed_) return absl::FailedPreconditionError("the communicator is closed");
   STOKER_RETURN_IF_ERROR(health_.Check());
-  if (!launched_ || stream == last_stream_) return absl::OkStatus();
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  STOKER_CUDA(cudaStreamIsCapturing(stream, &capture));
-  // Another thread may be capturing: a query must not break its capture.
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  STOKER_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
-  cudaStreamCaptureStatus last_capture = cudaStreamCaptureStatusNone;
-  cudaError_t last = cudaStreamIsCapturing(last_stream_, &last_capture);
-  if (last == cudaSuccess && last_capture == cudaStreamCaptureStatusNone) {
-    last = cudaStreamQuery(last_stream_);
-  } else if (last == cudaSuccess) {
-    last = cudaErrorNotReady;
+  STOKER_ASSIGN_OR_RETURN(const Place place, PlaceOf(stream));
+  bool unordered = false;
+  if (place.capture != 0) {
+    unordered = place.capture == last_.capture && place.stream != last_.stream;
+  } else if (eager_launches_ > 0 && place.stream != last_eager_stream_) {
+    STOKER_ASSIGN_OR_RETURN(unordered, LaunchInFlight());
   }
-  STOKER_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
-  if (last == cudaErrorNotReady) {
-    cudaGetLastError();
-    return absl::FailedPreconditionError(
-        "this launch is on another stream than the communicator's last one, which has not "
-        "completed. "
-        "Launch on one stream, or synchronise the last stream first; for concurrent streams create "
-        "a "
-        "communicator for each.");
-  }
-  cudaGetLastError();  // the caller has destroyed the last stream: its work has been waited for or
-                       // ends
-  return absl::OkStatus();
+  if (!unordered) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "this launch is on another stream than the communicator's last one, which has not completed. "
+      "Launch on one stream, or synchronise the last stream first; for concurrent streams create a "
+      "communicator for each.");
 }
 
 absl::Status CudaCommunicator::AfterLaunch(cudaStream_t stream) {
-  launched_ = true;
-  last_stream_ = stream;
+  STOKER_ASSIGN_OR_RETURN(last_, PlaceOf(stream));
+  if (last_.capture == 0) {
+    last_eager_stream_ = last_.stream;
+    ++eager_launches_;
+  }
   return CudaStatus(cudaGetLastError(), "launch");
 }
 

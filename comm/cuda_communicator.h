@@ -83,6 +83,15 @@ class CudaCommunicator {
   absl::Status StopAll();
   void Free(bool own_too);
 
+  // Where a launch goes, by identities that are not reused, so that a stream which its owner has
+  // destroyed is never touched.
+  struct Place {
+    unsigned long long stream = 0;   // cudaStreamGetId
+    unsigned long long capture = 0;  // of the capture that the stream is in; 0: none
+  };
+  static absl::StatusOr<Place> PlaceOf(cudaStream_t stream);
+  absl::StatusOr<bool> LaunchInFlight();
+
   GroupPlan plan_;
   Placement placement_;
   int device_ = 0;
@@ -92,8 +101,9 @@ class CudaCommunicator {
   void* workspace_[kWorldMax] = {};
   bool opened_[kWorldMax] = {};  // by cudaIpcOpenMemHandle
   cudaStream_t control_stream_ = nullptr;
-  cudaStream_t last_stream_ = nullptr;
-  bool launched_ = false;
+  Place last_;
+  unsigned long long last_eager_stream_ = 0;
+  uint32_t eager_launches_ = 0;  // of this generation
   bool closed_ = false;
 };
 

@@ -196,6 +196,37 @@ TEST_F(Faults, TwoGraphsReplayedAtOnceAreAnOverlap) {
   ResetAndExpectRight(100);
 }
 
+TEST_F(Faults, AReportAfterAResetHasTheFullLaunchAsWell) {
+  Create(absl::Milliseconds(100));
+  for (int round = 0; round < 3; ++round) {
+    for (int rank : {0, 2, 3}) STOKER_ASSERT_OK(Launch(rank, FaultOptions().shape));
+    STOKER_ASSERT_OK(world_->Synchronize(absl::Seconds(10)));
+    const absl::Status report = world_->communicator(2).Health();
+    EXPECT_NE(report.message().find("launched finalize of 6 tokens (hidden 2880"),
+              std::string::npos)
+        << "round " << round << ": " << report;
+    ResetAndExpectRight(3);
+  }
+}
+
+TEST_F(Faults, ALaunchAfterItsStreamWasDestroyedIsFine) {
+  Create(absl::Seconds(5));
+  for (int round = 0; round < 5; ++round) {
+    std::vector<cudaStream_t> streams(kWorld);
+    for (int rank = 0; rank < kWorld; ++rank) {
+      ASSERT_EQ(cudaStreamCreateWithFlags(&streams[rank], cudaStreamNonBlocking), cudaSuccess);
+      STOKER_ASSERT_OK(moe::MoeFinalizeAllReduceRmsNorm(
+          world_->communicator(rank), FaultOptions().shape, data_.device[rank].finalize(),
+          data_.device[rank].norm(), {}, streams[rank]));
+    }
+    for (cudaStream_t stream : streams) {
+      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+    }
+  }
+  ExpectRight(1);
+}
+
 TEST_F(Faults, TheEpochWraps) {
   Create(absl::Seconds(5), 0xFFFFFFFCu);
   ExpectRight(12);

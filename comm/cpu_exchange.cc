@@ -44,6 +44,7 @@ class Exchange {
       env_.StoreHeader(&slot->tokens, HeaderWord(epoch_, static_cast<uint32_t>(p_.tokens)));
       env_.StoreHeader(&slot->signature, HeaderWord(epoch_, p_.signature));
     }
+    if (failed_) return;  // the ring keeps the launch that failed
     LaunchEntry* entry = RingOf(p_.workspace[p_.rank]) + epoch_ % kLaunchRing;
     *entry = p_.log;
     entry->epoch = epoch_;

@@ -315,10 +315,15 @@ void CudaCommunicator::Free(bool own_too) {
 absl::StatusOr<CudaCommunicator::Place> CudaCommunicator::PlaceOf(cudaStream_t stream) {
   Place place;
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  STOKER_CUDA(cudaStreamGetId(stream, &place.stream));
   STOKER_CUDA(cudaStreamGetCaptureInfo(stream, &capture, &place.capture, nullptr, nullptr, nullptr,
                                        nullptr));
-  if (capture == cudaStreamCaptureStatusNone) place.capture = 0;
+  if (capture == cudaStreamCaptureStatusNone) {
+    place.capture = 0;
+    STOKER_CUDA(cudaStreamGetId(stream, &place.stream));
+  } else {
+    // The identity may not be asked for while capturing; the handle cannot be reused meanwhile.
+    place.stream = reinterpret_cast<uintptr_t>(stream);
+  }
   return place;
 }
 

@@ -86,7 +86,7 @@ class CudaCommunicator {
   // Where a launch goes, by identities that are not reused, so that a stream which its owner has
   // destroyed is never touched.
   struct Place {
-    unsigned long long stream = 0;   // cudaStreamGetId
+    unsigned long long stream = 0;   // cudaStreamGetId; in a capture the handle
     unsigned long long capture = 0;  // of the capture that the stream is in; 0: none
   };
   static absl::StatusOr<Place> PlaceOf(cudaStream_t stream);

@@ -52,9 +52,9 @@
 //               every turn instead of being kept in registers
 //
 // Waiting
-//   kPollsPerLook      a poll that found nothing new this often looks at the clock and the abort word
+//   kPollsPerLook      a poll that found nothing new this often looks at clock and abort word
 //   uint64_t Clock()   nanoseconds; the same clock for all CTAs of a rank
-//   Await()            called between two polls that both may find nothing new; the GPU does nothing
+//   Await()            between two polls that both may find nothing new; nothing on a GPU
 //
 // clang-format on
 #pragma once

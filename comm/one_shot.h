@@ -172,7 +172,7 @@ STOKER_DEVICE void SumRanks(Env env, const OneShotParams& p, const Packet& own,
 template <class Env, class Epilogue>
 STOKER_DEVICE void Serve(Env env, const OneShotParams& p, Launch& launch, uint32_t ticket,
                          Epilogue& epilogue) {
-  if (env.cta() == 0) SendHeaders(env, p, launch.epoch);
+  if (env.cta() == 0) SendHeaders(env, p, launch);
   if (ticket >= static_cast<uint32_t>(env.ctas())) {
     Fail(env, p, launch.epoch, FailureCode::kOverlap, -1, -1, -1, 0u);
   }
@@ -197,7 +197,9 @@ STOKER_DEVICE void FinishLaunch(Env env, const OneShotParams& p, const Launch& l
   const uint64_t wait_since = env.LoadWord64(&control->wait_since_ns);
   if (abort != 0u) epilogue.FillNan(env);
   if (wait_since != 0u) CloseWait(env, p);
-  if (launch.epoch % kLaunchRing == kLaunchRing - 1) CopyRing(env, p, env.lane(), 32);
+  if (abort == 0u && launch.epoch % kLaunchRing == kLaunchRing - 1) {
+    CopyRing(env, p, env.lane(), 32);
+  }
   if (env.lane() == 0) {
     env.StoreWord(&control->started, 0u);
     env.StoreWord(&control->finished, 0u);

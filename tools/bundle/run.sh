@@ -15,7 +15,9 @@ step() { # name, seconds, command...
   shift 2
   timeout "$seconds" "$@" > "$folder/$name.log" 2>&1
   local status=$?
-  echo "$name: exit $status; $(grep -E 'PASSED|FAILED|passed|failed|ERROR SUMMARY|RACECHECK SUMMARY|held' "$folder/$name.log" | tail -1 | cut -c1-150)"
+  local verdict
+  verdict=$(grep -E 'PASSED|FAILED|passed|failed|ERROR SUMMARY|RACECHECK SUMMARY|held' "$folder/$name.log" | tail -1)
+  echo "$name: exit $status; ${verdict:0:150}"
   [ $status = 0 ] || failed=1
 }
 

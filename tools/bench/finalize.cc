@@ -1,5 +1,6 @@
 #include "tools/bench/finalize.h"
 
+#include <nvtx3/nvToolsExt.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@
 #include "moe/oracle.h"
 #include "testing/comparers.h"
 #include "testing/inputs.h"
+#include "tools/bench/hand_written.h"
 #include "tools/bench/measure.h"
 
 namespace stoker::bench {
@@ -119,11 +121,13 @@ absl::StatusOr<std::vector<Contender>> MakeContenders(const FinalizeBenchOptions
                                                       const Cell& cell,
                                                       testing::StreamWorld& world) {
   std::vector<Contender> contenders;
-  const auto stoker = [&](const comm::LaunchShape* shape, const std::string& name) {
+  const auto stoker = [&](const comm::LaunchShape* shape, const std::string& name,
+                          const void* kernel = nullptr) {
     moe::LaunchOptions launch;
     launch.programmatic_launch = options.programmatic;
     launch.early_trigger = options.early_trigger;
     launch.shape = shape;
+    launch.kernel = kernel;
     contenders.push_back(
         {name, moe::ShapeOf(world.communicator(0), cell.shape, launch).ToString(),
          [&world, shape = cell.shape, launch](int rank, const moe::FinalizeArguments& finalize,
@@ -135,6 +139,9 @@ absl::StatusOr<std::vector<Contender>> MakeContenders(const FinalizeBenchOptions
   stoker(nullptr, "stoker");
   for (const comm::LaunchShape& shape : options.shapes)
     stoker(&shape, "stoker " + shape.ToString());
+  const bool hand_written = cell.shape.wire_type == comm::WireType::kBf16 && cell.world <= 4 &&
+                            moe::ShapeOf(world.communicator(0), cell.shape, {}).vectors == 1;
+  if (hand_written) stoker(nullptr, "hand-written", HandWrittenFinalizeKernel());
   stoker(nullptr, "stoker again");
   for (const Peer& peer : peers) {
     auto launch = peer.make(cell.world, cell.shape, options.programmatic);
@@ -166,7 +173,11 @@ absl::Status RunCell(const FinalizeBenchOptions& options, const std::vector<Peer
   std::ofstream out;
   if (!options.out.empty()) out.open(options.out, std::ios::app);
   for (const Contender& contender : contenders) {
+    nvtxRangePushA(absl::StrFormat("%s, world %d, hidden %d, tokens %d", contender.name, cell.world,
+                                   cell.shape.hidden, cell.shape.tokens)
+                       .c_str());
     auto row = MeasureRow(options, *world, data, cell, contender);
+    nvtxRangePop();
     json line = row.ok() ? *row : json{{"error", row.status().ToString()}};
     line["op"] = "finalize";
     line["kernel"] = contender.name;

@@ -40,6 +40,8 @@ absl::StatusOr<std::unique_ptr<CpuCommunicator>> CpuCommunicator::Create(
                             SharedMemory::Open(name(peer), plan.layout.bytes()));
   }
   STOKER_RETURN_IF_ERROR(exchange.Barrier("opening workspaces", timeout));
+  // Everybody has it mapped. Without its name it goes with the last of them, however they end.
+  communicator->workspace_[plan.rank].Unlink();
   return communicator;
 }
 

@@ -4,9 +4,13 @@
 // ThreadExchange (comm/thread_exchange.h) for ranks that are threads of one process, and the op
 // layer's over a torch process group.
 //
-// Every rank calls the same methods in the same order. One thread at a time per object.
+// Every rank calls the same methods in the same order. One thread at a time per object. After an
+// error other than kInvalidArgument the ranks may disagree about which call they are in, so
+// SocketExchange and ThreadExchange are over: each later call returns kFailedPrecondition with the
+// first error, at once, and the group needs a new exchange.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -27,7 +31,8 @@ class RankExchange {
   virtual int world() const = 0;
 
   // Every rank's message, by rank. kDeadlineExceeded names `what` and the ranks that did not
-  // arrive; kUnavailable a rank whose connection broke.
+  // arrive, kUnavailable a rank whose connection broke, kFailedPrecondition a rank that is in
+  // another call (another `what`).
   virtual absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view what,
                                                              absl::string_view message,
                                                              absl::Duration timeout) = 0;
@@ -36,6 +41,16 @@ class RankExchange {
   absl::Status Barrier(absl::string_view what, absl::Duration timeout) {
     return AllGather(what, "", timeout).status();
   }
+
+ protected:
+  // The errors that implementations share, so that a user reads the same words in every world.
+  static absl::Status CheckMessage(absl::string_view what, absl::string_view message);
+  // "<what>: ranks 2, 3 of 4 did not arrive within 5s"
+  static absl::Status Missing(absl::string_view what, const std::vector<int>& ranks, int world,
+                              absl::Duration timeout);
+  static absl::Status InAnotherCall(int rank, absl::string_view what, int other_rank,
+                                    absl::string_view other_what);
+  static absl::Status Over(absl::string_view what, const absl::Status& first_error);
 };
 
 }  // namespace stoker::comm

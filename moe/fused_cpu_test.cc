@@ -2,10 +2,12 @@
 // rank.
 #include "moe/fused_cpu.h"
 
+#include <glob.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -348,6 +350,8 @@ TEST(FusedCpuFaults, TheHostReleasesAWaitingLaunchWithinASecond) {
 
 TEST(FusedCpuFaults, AKilledRankIsNamedAndTheSurvivorsClose) {
   comm::GroupOptions group = Group();
+  // Unlike any name of an earlier run: what that one left must not be taken for this one's.
+  group.name = absl::StrCat("killed-", absl::Hex(std::random_device()()));
   group.timeout = group.startup_timeout = absl::Milliseconds(500);
   const auto outcomes = RunCpuProcesses(
       3, group, absl::Seconds(60),
@@ -361,6 +365,11 @@ TEST(FusedCpuFaults, AKilledRankIsNamedAndTheSurvivorsClose) {
         return absl::OkStatus();
       });
   EXPECT_EQ(outcomes[2].kind, RankOutcome::Kind::kSignalled);
+  glob_t left{};
+  EXPECT_EQ(glob(absl::StrCat("/dev/shm/stoker_", group.name, "_*").c_str(), 0, nullptr, &left),
+            GLOB_NOMATCH)
+      << "the killed rank left " << left.gl_pathv[0];
+  globfree(&left);
   for (int rank : {0, 1}) EXPECT_TRUE(outcomes[rank].status.ok()) << outcomes[rank].status;
 }
 

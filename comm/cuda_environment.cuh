@@ -58,7 +58,7 @@ class CudaEnvironment {
   __device__ __forceinline__ void GridDependencyWait() {}
   __device__ __forceinline__ void LaunchDependents() {}
   __device__ __forceinline__ void ClusterArrive() {}
-  __device__ __forceinline__ void ClusterWait() {}
+  __device__ __forceinline__ void ClusterWait() { SyncBlock(); }
   __device__ __forceinline__ void StoreClusterShared(float* place, int, float value) {
     *place = value;
   }
@@ -174,6 +174,9 @@ class CudaEnvironment {
   __device__ __forceinline__ void FenceDevice() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
   __device__ __forceinline__ void FenceSystem() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
+  __device__ __forceinline__ void ClearTrouble() { *TroubleFlag() = 0u; }
+  __device__ __forceinline__ void RaiseTrouble() { *TroubleFlag() = 1u; }
+  __device__ __forceinline__ bool Trouble() { return *TroubleFlag() != 0u; }
   __device__ __forceinline__ float* SharedPartials() {
     __shared__ float partials[kSharedFloats];
     return partials;
@@ -203,6 +206,10 @@ class CudaEnvironment {
   __device__ __forceinline__ void Await() {}
 
  private:
+  __device__ __forceinline__ volatile uint32_t* TroubleFlag() {
+    __shared__ uint32_t trouble;
+    return &trouble;
+  }
   enum Register { kClusterRank, kClusterSize, kClusterIndex, kClusterCount };
   template <Register kWhich>
   __device__ __forceinline__ static int Special() {

@@ -40,6 +40,8 @@
 //   CompareAndSwap(p, expected, desired), CompareAndSwap64(...)
 //                                      relaxed at device scope; return the value found
 //   FenceDevice(), FenceSystem()       acquire-release fences
+//   ClearTrouble(), RaiseTrouble(), bool Trouble()
+//                                      a flag of the CTA; a barrier lies between the three
 //   float* SharedPartials()            CTA memory for comm/row_reduction.h
 //   StoreClusterShared(p, cta, v)      store to the same place in a CTA of this cluster
 //   float LoadShared(p)

@@ -64,19 +64,20 @@ STOKER_DEVICE bool HeaderMayCome(Env env, const OneShotParams& p, uint32_t epoch
   return false;
 }
 
-// Lane r waits for rank r's header. A launch that has failed already looks once, so that a mismatch
-// is named on both sides.
+// Lane r waits for rank r's header; true if it has come and matches, or if there is none to wait
+// for. A launch that has failed already looks once, so that a mismatch is named on both sides.
 template <class Env>
-STOKER_DEVICE void AwaitHeaders(Env env, const OneShotParams& p, const Launch& launch) {
+STOKER_DEVICE bool AwaitHeaders(Env env, const OneShotParams& p, const Launch& launch) {
   const int peer = env.lane();
-  if (peer >= p.layout.world || peer == p.rank) return;
+  if (peer >= p.layout.world || peer == p.rank) return true;
   for (int polls = 1;; ++polls) {
     const Header seen = LoadHeaderOf(env, p, launch.epoch, peer);
-    if (HeaderMatches(p, launch.epoch, seen)) return;
-    if (!HeaderMayCome(env, p, launch.epoch, peer, seen) || launch.failed) return;
+    if (HeaderMatches(p, launch.epoch, seen)) return true;
+    if (!HeaderMayCome(env, p, launch.epoch, peer, seen) || launch.failed) return false;
     env.Await();
-    if (polls % Env::kPollsPerLook == 0 && !MayWait(env, p, launch.epoch, 1u << peer, -1, -1)) {
-      return;
+    if (polls % Env::kPollsPerLook == 0) {
+      env.RaiseTrouble();
+      if (!MayWait(env, p, launch.epoch, 1u << peer, -1, -1)) return false;
     }
   }
 }

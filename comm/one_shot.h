@@ -141,8 +141,10 @@ STOKER_DEVICE void Receive(Env env, const OneShotParams& p, Launch& launch, int 
       }
       return;
     }
+    env.RaiseTrouble();
     launch.failed = !MayWait(env, p, launch.epoch, awaited, token, vector);
   }
+  env.RaiseTrouble();
 #pragma unroll
   for (int r = 0; r < kWorld; ++r) rows[r] = NanPacket();
 }
@@ -174,36 +176,52 @@ STOKER_DEVICE void Serve(Env env, const OneShotParams& p, Launch& launch, uint32
                          Epilogue& epilogue) {
   if (env.cta() == 0) SendHeaders(env, p, launch);
   if (ticket >= static_cast<uint32_t>(env.ctas())) {
+    launch.failed = true;
     Fail(env, p, launch.epoch, FailureCode::kOverlap, -1, -1, -1, 0u);
   }
-  if (env.cta() == 0) AwaitHeaders(env, p, launch);
+  if (env.cta() == 0 && !AwaitHeaders(env, p, launch)) launch.failed = true;
+  if (launch.failed) env.RaiseTrouble();
   for (int token = env.cluster(); token < p.tokens; token += env.clusters()) {
     epilogue.Accompany(env);
   }
 }
 
+// A CTA that had to look at the clock, or failed, says so in the upper half of its arrival.
+inline constexpr uint32_t kArrivedInTrouble = 0x10000u;
+
+// What the last CTA does if any was in trouble: decides whether the outputs stand, and closes the
+// wait.
+template <class Env, class Epilogue>
+STOKER_DEVICE void CloseTrouble(Env env, const OneShotParams& p, Epilogue& epilogue) {
+  Control* control = ControlOf(p.workspace[p.rank]);
+  if (env.LoadWord(&control->abort) != 0u) epilogue.FillNan(env);
+  if (env.LoadWord64(&control->wait_since_ns) != 0u) CloseWait(env, p);
+  if (env.lane() == 0) env.StoreWord64(&control->wait_since_ns, 0u);
+}
+
 // The end of a launch, for the service warp: the last CTA to arrive decides for all of them whether
 // the outputs stand, and hands the counters over to the next launch. Nothing is touched after that.
+//
+// If no CTA was in trouble, every packet came and every header matched: the outputs are right
+// whatever the abort word says by now, and it is not read, which would cost a round trip in every
+// launch.
 template <class Env, class Epilogue>
 STOKER_DEVICE void FinishLaunch(Env env, const OneShotParams& p, const Launch& launch,
                                 Epilogue& epilogue) {
   Control* control = ControlOf(p.workspace[p.rank]);
+  const uint32_t own = env.Trouble() ? kArrivedInTrouble + 1u : 1u;
   uint32_t arrived = 0;
   // Release: this CTA's outputs come before a NaN fill. Acquire: the last one sees all abort words.
-  if (env.lane() == 0) arrived = env.AtomicAddAcqRel(&control->finished, 1u);
+  if (env.lane() == 0) arrived = env.AtomicAddAcqRel(&control->finished, own) + own;
   arrived = env.Shuffle(arrived, 0);
-  if (arrived != static_cast<uint32_t>(env.ctas()) - 1u) return;
-  const uint32_t abort = env.LoadWord(&control->abort);
-  const uint64_t wait_since = env.LoadWord64(&control->wait_since_ns);
-  if (abort != 0u) epilogue.FillNan(env);
-  if (wait_since != 0u) CloseWait(env, p);
-  if (abort == 0u && launch.epoch % kLaunchRing == kLaunchRing - 1) {
+  if ((arrived & (kArrivedInTrouble - 1u)) != static_cast<uint32_t>(env.ctas())) return;
+  if (arrived >= kArrivedInTrouble) CloseTrouble(env, p, epilogue);
+  if (launch.epoch % kLaunchRing == kLaunchRing - 1 && !launch.failed) {
     CopyRing(env, p, env.lane(), 32);
   }
   if (env.lane() == 0) {
     env.StoreWord(&control->started, 0u);
     env.StoreWord(&control->finished, 0u);
-    env.StoreWord64(&control->wait_since_ns, 0u);
     env.StoreWord(&control->epoch, launch.epoch + 1u);
   }
 }
@@ -235,6 +253,7 @@ STOKER_DEVICE void ExchangeToken(Env env, const OneShotParams& p, Launch& launch
 template <class T, int kWorld, int kVectors, class Env, class Producer, class Epilogue>
 STOKER_DEVICE void OneShot(Env env, const OneShotParams& p, Producer& producer,
                            Epilogue& epilogue) {
+  if (env.thread() == 0) env.ClearTrouble();
   env.ClusterArrive();  // met before the first store to a neighbour: it must have started
   const Vectors<kVectors> vectors = OwnVectors<kVectors>(env, p.packets);
   const bool service = env.warp() == vectors.row_warps;
@@ -258,6 +277,7 @@ STOKER_DEVICE void OneShot(Env env, const OneShotParams& p, Producer& producer,
       epilogue.Finish(env, token, vectors, turn & 1);
     }
     if (producer.bad_token() >= 0) {
+      env.RaiseTrouble();
       Fail(env, p, launch.epoch, FailureCode::kIndexOutOfRange, -1, producer.bad_token(), -1,
            producer.bad_detail());
     }

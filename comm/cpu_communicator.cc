@@ -95,6 +95,7 @@ absl::Status CpuCommunicator::Abort() {
   CpuEnvironment env;
   if (env.CompareAndSwap(&ControlOf(workspace_[plan_.rank].data())->record_claimed, 0, 1) == 0) {
     record->code = FailureCode::kAborted;
+    record->epoch = env.LoadWord(&ControlOf(workspace_[plan_.rank].data())->epoch);
     record->rank = plan_.rank;
     record->peer = record->token = record->packet = -1;
     env.StoreWord(&record->valid, generation_ + 1u);

@@ -84,7 +84,7 @@ class Exchange {
         const Header seen = LoadHeaderOf(env_, p_, epoch_, peer);
         if (HeaderMatches(p_, epoch_, seen)) {
           awaited &= ~(1u << peer);
-        } else if (!HeaderMayCome(env_, p_, epoch_, peer, seen)) {
+        } else if (!HeaderMayCome(env_, p_, Launch{epoch_, failed_}, peer, seen)) {
           failed_ = true;
         }
       }

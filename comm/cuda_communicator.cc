@@ -250,6 +250,10 @@ absl::Status CudaCommunicator::Abort() {
   if (closed_) return absl::FailedPreconditionError("the communicator is closed");
   FailureRecord* record = &health_.own()->record;
   if (record->valid != generation_ + 1u) {
+    DeviceScope scope(device_);
+    STOKER_CUDA(cudaMemcpyAsync(&record->epoch, &ControlOf(workspace_[plan_.rank])->epoch,
+                                sizeof(record->epoch), cudaMemcpyDeviceToHost, control_stream_));
+    STOKER_CUDA(cudaStreamSynchronize(control_stream_));
     record->code = FailureCode::kAborted;
     record->rank = plan_.rank;
     record->peer = record->token = record->packet = -1;

@@ -47,10 +47,12 @@ STOKER_DEVICE bool HeaderMatches(const OneShotParams& p, uint32_t epoch, const H
 
 // Judges a header that does not match: false if it never will, and the launch has failed. An epoch
 // of e - 2 is what the slot held before: not launched yet. (Slots start as if the launch two epochs
-// before the first had used them.)
+// before the first had used them.) In a group that has failed already the ranks' epochs drift
+// apart, so there only a header of this very epoch says anything.
 template <class Env>
-STOKER_DEVICE bool HeaderMayCome(Env env, const OneShotParams& p, uint32_t epoch, int peer,
+STOKER_DEVICE bool HeaderMayCome(Env env, const OneShotParams& p, const Launch& launch, int peer,
                                  const Header& seen) {
+  const uint32_t epoch = launch.epoch;
   const uint32_t token_epoch = HeaderEpoch(seen.tokens);
   const uint32_t signature_epoch = HeaderEpoch(seen.signature);
   const bool known = (token_epoch == epoch || token_epoch == epoch - 2u) &&
@@ -58,8 +60,8 @@ STOKER_DEVICE bool HeaderMayCome(Env env, const OneShotParams& p, uint32_t epoch
   const bool differs =
       (token_epoch == epoch && HeaderValue(seen.tokens) != static_cast<uint32_t>(p.tokens)) ||
       (signature_epoch == epoch && HeaderValue(seen.signature) != p.signature);
-  if (known && !differs) return true;
-  Fail(env, p, epoch, known ? FailureCode::kMismatch : FailureCode::kStaleOrForeign, peer, -1, -1,
+  if (!differs && (known || launch.failed)) return true;
+  Fail(env, p, epoch, differs ? FailureCode::kMismatch : FailureCode::kStaleOrForeign, peer, -1, -1,
        0u);
   return false;
 }
@@ -73,7 +75,7 @@ STOKER_DEVICE bool AwaitHeaders(Env env, const OneShotParams& p, const Launch& l
   for (int polls = 1;; ++polls) {
     const Header seen = LoadHeaderOf(env, p, launch.epoch, peer);
     if (HeaderMatches(p, launch.epoch, seen)) return true;
-    if (!HeaderMayCome(env, p, launch.epoch, peer, seen) || launch.failed) return false;
+    if (!HeaderMayCome(env, p, launch, peer, seen) || launch.failed) return false;
     env.Await();
     if (polls % Env::kPollsPerLook == 0) {
       env.RaiseTrouble();

@@ -148,22 +148,28 @@ void Health::Wipe(uint32_t generation) {
 absl::Status StatusOf(const HealthPage& page) {
   const uint32_t generation = Load(page.generation);
   const int world = std::clamp(page.world, 0, kWorldMax);
+  // The earliest epoch is the cause, later ones may be its consequences.
+  int first = -1;
   for (int rank = 0; rank < world; ++rank) {
     const FailureRecord& record = page.ranks[rank].record;
     if (Load(record.valid) != generation + 1u) continue;
-    const std::string message = DescribeRecord(page, rank, record);
-    switch (record.code) {
-      case FailureCode::kTimeout:
-        return absl::DeadlineExceededError(message);
-      case FailureCode::kIndexOutOfRange:
-        return absl::OutOfRangeError(message);
-      case FailureCode::kAborted:
-        return absl::AbortedError(message);
-      default:
-        return absl::FailedPreconditionError(message);
+    if (first < 0 || static_cast<int32_t>(record.epoch - page.ranks[first].record.epoch) < 0) {
+      first = rank;
     }
   }
-  return absl::OkStatus();
+  if (first < 0) return absl::OkStatus();
+  const FailureRecord& record = page.ranks[first].record;
+  const std::string message = DescribeRecord(page, first, record);
+  switch (record.code) {
+    case FailureCode::kTimeout:
+      return absl::DeadlineExceededError(message);
+    case FailureCode::kIndexOutOfRange:
+      return absl::OutOfRangeError(message);
+    case FailureCode::kAborted:
+      return absl::AbortedError(message);
+    default:
+      return absl::FailedPreconditionError(message);
+  }
 }
 
 std::string Describe(const HealthPage& page) {

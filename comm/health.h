@@ -36,7 +36,7 @@ class Health {
   int rank_ = 0;
 };
 
-// The status of a page: the failure of the lowest rank that has a record of the page's generation.
+// The status of a page: of the records of its generation, the one of the earliest epoch.
 absl::Status StatusOf(const HealthPage& page);
 // For people: per rank its state, whom it waits for and since when, waits per peer, last launches.
 std::string Describe(const HealthPage& page);

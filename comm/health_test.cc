@@ -90,6 +90,19 @@ TEST(Health, ARecordOfAnotherGenerationIsOldNews) {
   EXPECT_FALSE(StatusOf(*page).ok());
 }
 
+TEST(Health, TheEarliestFailureIsTheOneThatIsTold) {
+  auto page = MakePage();
+  for (int rank = 0; rank < 3; ++rank) {
+    FailureRecord& record = page->ranks[rank].record;
+    record.code = FailureCode::kTimeout;
+    record.rank = rank;
+    record.peer = (rank + 1) % 3;
+    record.epoch = rank == 1 ? 0xFFFFFFFFu : 3u + rank;  // before the wrap
+    record.valid = 5;
+  }
+  EXPECT_NE(StatusOf(*page).message().find("rank 1 waited"), std::string::npos) << StatusOf(*page);
+}
+
 TEST(Health, RubbishInAPageIsPrintedAndNeverFollowed) {
   for (uint8_t fill : {0xFF, 0x7F, 0x80, 0x01}) {
     auto page = std::make_unique<HealthPage>();

@@ -229,6 +229,25 @@ TEST(FusedCpuFaults, AMissingRankIsNamedOnAllOthersAndResetBringsTheGroupBack) {
   for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(FusedCpuFaults, LaunchesAfterAFailureDoNotHideItsCause) {
+  comm::GroupOptions group = Group();
+  group.timeout = group.startup_timeout = absl::Milliseconds(100);
+  const auto statuses = RunCpuThreads(
+      3, group,
+      [](comm::CpuCommunicator& communicator, comm::RankExchange& exchange) -> absl::Status {
+        if (communicator.plan().rank != 1) {
+          for (int launch = 0; launch < 40; ++launch) {
+            const absl::Status failure = LaunchOnce(communicator, Small());
+            EXPECT_EQ(failure.code(), absl::StatusCode::kDeadlineExceeded) << failure;
+            EXPECT_NE(failure.message().find("launched finalize of 4 tokens"), std::string::npos)
+                << failure;
+          }
+        }
+        return exchange.Barrier("end", absl::Seconds(20));
+      });
+  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+}
+
 // One rank differs in one thing; both sides must learn it long before the deadline.
 class Mismatch : public ::testing::TestWithParam<const char*> {};
 

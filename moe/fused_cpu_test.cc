@@ -29,6 +29,7 @@ using stoker::testing::InputOptions;
 using stoker::testing::Inputs;
 using stoker::testing::MakeInputs;
 using stoker::testing::RankOutcome;
+using stoker::testing::RankOutput;
 using stoker::testing::RunCpuProcesses;
 using stoker::testing::RunCpuThreads;
 using stoker::testing::UniqueGroupName;
@@ -166,17 +167,18 @@ TEST(FusedCpu, PlainAllReducePassesEveryBitPatternAsNan) {
 TEST(FusedCpu, ProcessesOverTheWrapOfTheEpoch) {
   comm::GroupOptions group = Group();
   group.first_epoch = 0xFFFFFFFCu;
-  const auto outcomes =
-      RunCpuProcesses(4, group, absl::Seconds(60),
-                      [](comm::CpuCommunicator& communicator, comm::RankExchange&) -> absl::Status {
-                        for (int launch = 0; launch < 12; ++launch) {
-                          InputOptions options;
-                          options.shape = {launch * 5 % 7, 264, comm::WireType::kBf16};
-                          options.seed = launch;
-                          STOKER_RETURN_IF_ERROR(LaunchAndCompare(communicator, options));
-                        }
-                        return absl::OkStatus();
-                      });
+  const auto outcomes = RunCpuProcesses(
+      4, group, absl::Seconds(60),
+      [](comm::CpuCommunicator& communicator, comm::RankExchange&) -> absl::Status {
+        for (int launch = 0; launch < 12; ++launch) {
+          InputOptions options;
+          options.shape = {launch * 5 % 7, 264, comm::WireType::kBf16};
+          options.seed = launch;
+          STOKER_RETURN_IF_ERROR(LaunchAndCompare(communicator, options));
+        }
+        return absl::OkStatus();
+      },
+      RankOutput::kCollected);
   EXPECT_TRUE(AllReturnedOk(outcomes).ok()) << AllReturnedOk(outcomes);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/str_format.h"
 #include "comm/wire_type.h"
@@ -36,9 +37,14 @@ std::string DifferenceInBits(const moe::Shape& shape, const std::vector<uint16_t
 
 ErrorStatistics Errors(comm::WireType type, const std::vector<double>& exact,
                        const std::vector<uint16_t>& actual) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (actual.size() != exact.size()) return {kInfinity, kInfinity};
   ErrorStatistics statistics;
   for (size_t i = 0; i < exact.size(); ++i) {
-    const double error = std::abs(static_cast<double>(ToFloat(type, actual[i])) - exact[i]);
+    const double value = ToFloat(type, actual[i]);
+    const bool same = value == exact[i] || (std::isnan(value) && std::isnan(exact[i]));
+    double error = same ? 0.0 : std::abs(value - exact[i]);
+    if (std::isnan(error)) error = kInfinity;  // or max() would pass over it
     statistics.mean += error;
     statistics.max = std::max(statistics.max, error);
   }

@@ -20,7 +20,8 @@ struct ErrorStatistics {
   double max = 0.0;
 };
 
-// |actual - exact| over all elements.
+// |actual - exact| over all elements; infinite where one is NaN and the other is not, or if the
+// sizes differ. Equal infinities, and NaN where NaN is exact, are no error.
 ErrorStatistics Errors(comm::WireType type, const std::vector<double>& exact,
                        const std::vector<uint16_t>& actual);
 // The same for the exact result rounded to the type: no kernel with such outputs can be better.

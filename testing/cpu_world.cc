@@ -38,13 +38,15 @@ std::vector<absl::Status> RunCpuThreads(int world, const comm::GroupOptions& opt
 }
 
 std::vector<RankOutcome> RunCpuProcesses(int world, const comm::GroupOptions& options,
-                                         absl::Duration timeout, const CpuRankMain& rank_main) {
-  return RunRankProcesses(world, timeout, [&](int rank) -> absl::Status {
+                                         absl::Duration timeout, const CpuRankMain& rank_main,
+                                         RankOutput output) {
+  const auto member = [&](int rank) -> absl::Status {
     STOKER_ASSIGN_OR_RETURN(
         std::unique_ptr<comm::RankExchange> exchange,
         comm::MakeSocketExchange(options.name, rank, world, options.setup_timeout));
     return RunMember(options, *exchange, rank_main);
-  });
+  };
+  return RunRankProcesses(world, timeout, member, output);
 }
 
 std::string UniqueGroupName() {

@@ -21,7 +21,8 @@ using CpuRankMain =
 std::vector<absl::Status> RunCpuThreads(int world, const comm::GroupOptions& options,
                                         const CpuRankMain& rank_main);
 std::vector<RankOutcome> RunCpuProcesses(int world, const comm::GroupOptions& options,
-                                         absl::Duration timeout, const CpuRankMain& rank_main);
+                                         absl::Duration timeout, const CpuRankMain& rank_main,
+                                         RankOutput output = RankOutput::kInherited);
 
 // A group name that no other test of this machine uses at the same time.
 std::string UniqueGroupName();

@@ -60,8 +60,10 @@ def page(rows):
                f"{own['us_median']:.2f} ({own['us_min']:.2f}, {own['us_p90']:.2f})",
                f"{kernels['stoker again']['us_median']:.2f}"]
         for peer in peers:
-            row = kernels.get(peer, {"error": "not run"})
-            if "us_median" in row:
+            row = kernels.get(peer)
+            if row is None:
+                out += ["–", "–", "–"]
+            elif "us_median" in row:
                 out += [f"{row['us_median']:.2f}", ratio(own, row),
                         f"{row['err_residual_mean']:.2e} / {row['err_norm_mean']:.2e}"]
             else:

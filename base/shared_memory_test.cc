@@ -9,17 +9,18 @@
 #include <string>
 #include <utility>
 
+#include "testing/unique_name.h"
+
 namespace stoker {
 namespace {
 
-std::string UniqueName(const char* what) {
-  return "stoker_test_" + std::to_string(getpid()) + "_" + what;
-}
+using stoker::testing::UniqueName;
 
 TEST(SharedMemory, TwoMappingsSeeTheSameBytes) {
-  auto created = SharedMemory::Create(UniqueName("same"), 4096);
+  const std::string name = UniqueName("same");
+  auto created = SharedMemory::Create(name, 4096);
   ASSERT_TRUE(created.ok()) << created.status();
-  auto opened = SharedMemory::Open(UniqueName("same"), 4096);
+  auto opened = SharedMemory::Open(name, 4096);
   ASSERT_TRUE(opened.ok()) << opened.status();
   std::memcpy(created->data(), "hello", 6);
   EXPECT_STREQ(static_cast<const char*>(opened->data()), "hello");
@@ -38,9 +39,10 @@ TEST(SharedMemory, ASecondCreatorIsRefusedAndTheNameGoesWithTheFirst) {
 }
 
 TEST(SharedMemory, AnotherSizeIsRefusedWithBothSizes) {
-  auto created = SharedMemory::Create(UniqueName("size"), 4096);
+  const std::string name = UniqueName("size");
+  auto created = SharedMemory::Create(name, 4096);
   ASSERT_TRUE(created.ok());
-  const absl::Status status = SharedMemory::Open(UniqueName("size"), 8192).status();
+  const absl::Status status = SharedMemory::Open(name, 8192).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_NE(status.message().find("4096"), std::string::npos) << status;
   EXPECT_NE(status.message().find("8192"), std::string::npos) << status;
@@ -54,7 +56,7 @@ TEST(SharedMemory, AFullFileSystemIsAStatusAndLeavesNothing) {
   EXPECT_EQ(SharedMemory::Open(name, 4096).status().code(), absl::StatusCode::kNotFound);
 }
 
-class OutOfRange : public testing::TestWithParam<int64_t> {};
+class OutOfRange : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(OutOfRange, IsRefusedByEveryCallAndNamed) {
   const std::string name = UniqueName("range");
@@ -66,7 +68,7 @@ TEST_P(OutOfRange, IsRefusedByEveryCallAndNamed) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Bytes, OutOfRange, testing::Values(0, -1, INT64_MIN));
+INSTANTIATE_TEST_SUITE_P(Bytes, OutOfRange, ::testing::Values(0, -1, INT64_MIN));
 
 TEST(SharedMemory, PagesAreReservedAtCreationForTheOwnerAlone) {
   const std::string name = UniqueName("pages");

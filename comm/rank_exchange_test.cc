@@ -2,7 +2,6 @@
 #include "comm/rank_exchange.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <functional>
@@ -15,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "comm/socket_exchange.h"
 #include "comm/thread_exchange.h"
+#include "testing/unique_name.h"
 
 namespace stoker::comm {
 namespace {
@@ -25,8 +25,7 @@ struct Implementation {
 };
 
 std::vector<std::unique_ptr<RankExchange>> MakeSocketExchanges(int world) {
-  static int count = 0;
-  const std::string group = absl::StrCat("conformance-", getpid(), "-", count++);
+  const std::string group = stoker::testing::UniqueName("conformance");
   std::vector<std::unique_ptr<RankExchange>> exchanges(world);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world; ++rank) {
@@ -40,7 +39,7 @@ std::vector<std::unique_ptr<RankExchange>> MakeSocketExchanges(int world) {
   return exchanges;
 }
 
-class RankExchanges : public testing::TestWithParam<Implementation> {
+class RankExchanges : public ::testing::TestWithParam<Implementation> {
  protected:
   // Runs `rank_main` for every rank on a thread of its own.
   void OnRanks(int world, const std::function<void(RankExchange&)>& rank_main) {
@@ -141,8 +140,8 @@ TEST_P(RankExchanges, RanksInDifferentCallsAreToldBothNames) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RankExchanges,
-                         testing::Values(Implementation{"Sockets", MakeSocketExchanges},
-                                         Implementation{"Threads", MakeThreadExchanges}),
+                         ::testing::Values(Implementation{"Sockets", MakeSocketExchanges},
+                                           Implementation{"Threads", MakeThreadExchanges}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

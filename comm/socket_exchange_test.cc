@@ -15,14 +15,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "testing/unique_name.h"
 
 namespace stoker::comm {
 namespace {
 
-std::string GroupName() {
-  static int count = 0;
-  return absl::StrCat("exchange-test-", getpid(), "-", count++);
-}
+std::string GroupName() { return stoker::testing::UniqueName("exchange-test"); }
 
 // Runs `rank_main` for every rank on a thread of its own.
 void OnThreads(int world, const std::function<void(int rank)>& rank_main) {

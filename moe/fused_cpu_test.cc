@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -371,8 +370,6 @@ TEST(FusedCpuFaults, TheHostReleasesAWaitingLaunchWithinASecond) {
 
 TEST(FusedCpuFaults, AKilledRankIsNamedAndTheSurvivorsClose) {
   comm::GroupOptions group = Group();
-  // Unlike any name of an earlier run: what that one left must not be taken for this one's.
-  group.name = absl::StrCat("killed-", absl::Hex(std::random_device()()));
   group.timeout = group.startup_timeout = absl::Milliseconds(500);
   const auto outcomes = RunCpuProcesses(
       3, group, absl::Seconds(60),

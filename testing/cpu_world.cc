@@ -1,15 +1,12 @@
 #include "testing/cpu_world.h"
 
-#include <unistd.h>
-
-#include <atomic>
 #include <memory>
 #include <thread>
 
-#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "comm/socket_exchange.h"
 #include "comm/thread_exchange.h"
+#include "testing/unique_name.h"
 
 namespace stoker::testing {
 namespace {
@@ -49,9 +46,6 @@ std::vector<RankOutcome> RunCpuProcesses(int world, const comm::GroupOptions& op
   return RunRankProcesses(world, timeout, member, output);
 }
 
-std::string UniqueGroupName() {
-  static std::atomic<int> count{0};
-  return absl::StrCat("test-", getpid(), "-", count++);
-}
+std::string UniqueGroupName() { return UniqueName("test"); }
 
 }  // namespace stoker::testing

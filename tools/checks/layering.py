@@ -13,6 +13,7 @@ MAY_INCLUDE = {
     "comm": {"comm", "base"},
     "moe": {"moe", "comm", "base"},
     "ops": {"ops", "moe", "comm", "base"},
+    "offload": {"offload", "base"},
 }
 # Tests lie beside what they test and may use the test libraries.
 TESTS_MAY_ALSO = {"testing", "moe"}
@@ -54,7 +55,7 @@ def self_test():
         ("comm/a.cc", '#include "offload/engine.h"'), ("moe/a.cu", '#include "ops/schemas.h"'),
         ("moe/a.cc", '#include "testing/inputs.h"'), ("comm/a.h", '#include "tools/bench/measure.h"'),
         ("moe/a.cc", "#include <torch/library.h>"), ("moe/a.cc", "#include <nccl.h>"),
-        ("testing/a.cc", "#include <torch/library.h>"),
+        ("testing/a.cc", "#include <torch/library.h>"), ("offload/engine.cc", '#include "comm/protocol.h"'),
     ]
     right = [
         ("moe/a.cc", '#include "comm/protocol.h"'), ("comm/a_test.cc", '#include "testing/inputs.h"'),

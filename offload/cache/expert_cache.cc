@@ -1,0 +1,98 @@
+#include "offload/cache/expert_cache.h"
+
+namespace stoker::offload {
+
+ExpertCache::ExpertCache(int layers, int experts, int slots, PolicyKind policy) {
+  first_scratch_ = slots - kScratchSlots;
+  int next = 0;
+  for (int l = 0; l < layers; ++l) {
+    layers_.emplace_back(experts, policy);
+    layers_[l].first = next;
+    // Early layers route more evenly and get what the division leaves over.
+    layers_[l].slots = first_scratch_ / layers + (l < first_scratch_ % layers ? 1 : 0);
+    next += layers_[l].slots;
+  }
+  for (int s = 0; s < slots; ++s) slots_.emplace_back();
+}
+
+std::optional<Lease> ExpertCache::Join(int layer, int expert) {
+  Layer& l = layers_[layer];
+  const int slot = l.slot_of[expert];
+  if (slot < 0) return std::nullopt;
+  const uint32_t generation = slots_[slot].word.Load().generation;
+  if (!slots_[slot].word.Join(generation)) return std::nullopt;
+  l.use.Touch(expert, l.step);
+  return Lease{slot, generation};
+}
+
+std::optional<int> ExpertCache::FreeSlot(Layer* layer) {
+  std::vector<int> candidates;
+  for (int s = layer->first; s < layer->first + layer->slots; ++s) {
+    const SlotFields fields = slots_[s].word.Load();
+    if (fields.state == SlotState::kEmpty) return s;
+    if (fields.state == SlotState::kReady && fields.leases == 0) {
+      candidates.push_back(slots_[s].expert);
+    }
+  }
+  if (!candidates.empty()) {
+    const int slot = layer->slot_of[layer->use.Coldest(candidates, layer->step)];
+    if (slots_[slot].word.Evict()) {
+      ++evictions_;
+      Forget(slot);
+      return slot;
+    }
+  }
+  for (int s = first_scratch_; s < static_cast<int>(slots_.size()); ++s) {
+    if (slots_[s].word.Load().state == SlotState::kEmpty) return s;
+  }
+  return std::nullopt;
+}
+
+std::optional<Lease> ExpertCache::BeginLoad(int layer, int expert, uint32_t reads) {
+  Layer& l = layers_[layer];
+  const std::optional<int> slot = FreeSlot(&l);
+  if (!slot) return std::nullopt;
+  const std::optional<uint32_t> generation = slots_[*slot].word.BeginLoad(reads);
+  if (!generation) return std::nullopt;
+  l.use.Touch(expert, l.step);
+  slots_[*slot].layer = layer;
+  slots_[*slot].expert = expert;
+  l.slot_of[expert] = *slot;
+  return Lease{*slot, *generation};
+}
+
+void ExpertCache::Forget(int slot) {
+  Slot& s = slots_[slot];
+  // A new load of the expert may own the entry already while this slot drained.
+  if (s.layer >= 0 && layers_[s.layer].slot_of[s.expert] == slot) {
+    layers_[s.layer].slot_of[s.expert] = -1;
+  }
+  s.layer = s.expert = -1;
+}
+
+bool ExpertCache::Valid(const Lease& lease) const {
+  return slots_[lease.slot].word.Load().generation == lease.generation;
+}
+
+void ExpertCache::ReadDone(int slot, bool succeeded) {
+  if (slots_[slot].word.ReadDone(succeeded).state == SlotState::kEmpty) Forget(slot);
+}
+
+void ExpertCache::Drop(const Lease& lease) {
+  const SlotFields after = slots_[lease.slot].word.Drop();
+  // A scratch slot keeps nothing: the next call may need it.
+  const bool emptied =
+      after.state == SlotState::kEmpty || (scratch(lease.slot) && slots_[lease.slot].word.Evict());
+  if (emptied) Forget(lease.slot);
+}
+
+uint64_t ExpertCache::outstanding() const {
+  uint64_t sum = 0;
+  for (const Slot& slot : slots_) {
+    const SlotFields fields = slot.word.Load();
+    sum += fields.leases + fields.in_flight;
+  }
+  return sum;
+}
+
+}  // namespace stoker::offload

@@ -1,0 +1,54 @@
+#include "offload/dispatch/load_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace stoker::offload {
+namespace {
+
+int Tiles(int rows) { return (rows + kTileRows - 1) / kTileRows; }
+
+}  // namespace
+
+SlotLayout::SlotLayout(const ExpertExtents& any_expert) {
+  for (int part = 0; part < kParts; ++part) {
+    region[part] = slot_bytes;
+    // A page for the congruent start, and the last page whole.
+    slot_bytes += (any_expert.parts[part].bytes + 2 * kPage - 1) / kPage * kPage;
+  }
+}
+
+LoadPlan MakeLoadPlan(const ExpertShape& shape, const ExpertExtents& extents,
+                      const SlotLayout& layout, uint64_t chunk_bytes) {
+  LoadPlan plan;
+  plan.tiles.fc1_tiles = Tiles(shape.intermediate);
+  plan.tiles.fc2_tiles = Tiles(shape.hidden);
+  const auto add = [&](int part, uint64_t begin, uint64_t end, int first_tile, int last_tile) {
+    const Extent& extent = extents.parts[part];
+    plan.reads.push_back({part, extent.file, extent.offset + begin, end - begin,
+                          layout.Position(part, extent) + begin});
+    std::vector<int> tiles(last_tile - first_tile + 1);
+    const int base = part % kGateScale == kDown ? plan.tiles.fc1_tiles : 0;
+    std::iota(tiles.begin(), tiles.end(), base + first_tile);
+    plan.tiles.tiles_of_chunk.push_back(std::move(tiles));
+  };
+  for (const int part : {kGateScale, kUpScale, kDownScale}) {
+    const int tiles = part == kDownScale ? plan.tiles.fc2_tiles : plan.tiles.fc1_tiles;
+    add(part, 0, extents.parts[part].bytes, 0, tiles - 1);
+  }
+  for (const int part : {kGate, kUp, kDown}) {
+    const Extent& extent = extents.parts[part];
+    const uint64_t row = (part == kDown ? shape.intermediate : shape.hidden) / 2;
+    uint64_t begin = 0;
+    while (begin < extent.bytes) {
+      const uint64_t cut = (extent.offset + begin) / chunk_bytes * chunk_bytes + chunk_bytes;
+      const uint64_t end = std::min(extent.bytes, cut - extent.offset);
+      add(part, begin, end, static_cast<int>(begin / row) / kTileRows,
+          static_cast<int>((end - 1) / row) / kTileRows);
+      begin = end;
+    }
+  }
+  return plan;
+}
+
+}  // namespace stoker::offload

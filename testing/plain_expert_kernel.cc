@@ -1,0 +1,110 @@
+#include "testing/plain_expert_kernel.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace stoker::testing {
+namespace {
+
+using offload::ExpertView;
+using offload::ScaleType;
+
+constexpr int kSums = 16;
+
+float Fp16ToFloat(uint16_t bits) {
+  const int exponent = bits >> 10 & 31;
+  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(bits & 1023), -24)
+                                        : std::ldexp(1024.0f + (bits & 1023), exponent - 25);
+  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+}
+
+float Scale(const char* scales, size_t index, ScaleType type) {
+  if (type == ScaleType::kFp32) {
+    float value;
+    std::memcpy(&value, scales + 4 * index, sizeof(value));
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, scales + 2 * index, sizeof(bits));
+  if (type == ScaleType::kFp16) return Fp16ToFloat(bits);
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof(value));
+  return value;
+}
+
+// One row of weights with a prepared row: exact int32 in a group, groups into 16 sums.
+float Dot(const char* weights, const char* scales, ScaleType type, int row, int columns, int group,
+          const char* prepared) {
+  const int groups = columns / group;
+  const float* factors = reinterpret_cast<const float*>(prepared);
+  const int8_t* values = reinterpret_cast<const int8_t*>(factors + groups);
+  const uint8_t* packed =
+      reinterpret_cast<const uint8_t*>(weights) + static_cast<size_t>(row) * columns / 2;
+  float sums[kSums] = {};
+  for (int g = 0; g < groups; ++g) {
+    int32_t dot = 0;
+    for (int i = g * group; i < (g + 1) * group; i += 2) {
+      dot += ((packed[i / 2] & 15) - 8) * values[i];
+      dot += ((packed[i / 2] >> 4) - 8) * values[i + 1];
+    }
+    const float factor = Scale(scales, static_cast<size_t>(row) * groups + g, type) * factors[g];
+    sums[g % kSums] = std::fma(static_cast<float>(dot), factor, sums[g % kSums]);
+  }
+  for (int half = kSums / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+  }
+  return sums[0];
+}
+
+}  // namespace
+
+size_t PlainExpertKernel::PreparedBytes(int columns, int group) const {
+  const size_t bytes = sizeof(float) * (columns / group) + columns;
+  return (bytes + 63) / 64 * 64;
+}
+
+void PlainExpertKernel::Prepare(const float* row, int columns, int group, char* prepared) const {
+  const int groups = columns / group;
+  float* factors = reinterpret_cast<float*>(prepared);
+  int8_t* values = reinterpret_cast<int8_t*>(factors + groups);
+  for (int g = 0; g < groups; ++g) {
+    float largest = 0;
+    bool finite = true;
+    for (int i = g * group; i < (g + 1) * group; ++i) {
+      finite = finite && std::isfinite(row[i]);
+      largest = std::max(largest, std::fabs(row[i]));
+    }
+    const float scale = largest / 127.0f;
+    // A NaN factor makes every dot product of the row NaN.
+    factors[g] = finite ? scale : std::nanf("");
+    for (int i = g * group; i < (g + 1) * group; ++i) {
+      values[i] = finite && scale > 0 ? static_cast<int8_t>(std::nearbyint(row[i] / scale)) : 0;
+    }
+  }
+}
+
+void PlainExpertKernel::Fc1(const ExpertView& expert, const char* prepared, int begin, int end,
+                            float* out) const {
+  const auto& s = expert.shape;
+  for (int row = begin; row < end; ++row) {
+    const float gate = Dot(expert.parts[offload::kGate], expert.parts[offload::kGateScale],
+                           s.scale_type, row, s.hidden, s.group, prepared);
+    const float up = Dot(expert.parts[offload::kUp], expert.parts[offload::kUpScale], s.scale_type,
+                         row, s.hidden, s.group, prepared);
+    out[row] = gate / (1.0f + std::exp(-gate)) * up;
+  }
+}
+
+void PlainExpertKernel::Fc2(const ExpertView& expert, const char* prepared, int begin, int end,
+                            float* out) const {
+  const auto& s = expert.shape;
+  for (int row = begin; row < end; ++row) {
+    out[row] = Dot(expert.parts[offload::kDown], expert.parts[offload::kDownScale], s.scale_type,
+                   row, s.intermediate, s.group, prepared);
+  }
+}
+
+}  // namespace stoker::testing

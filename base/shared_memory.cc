@@ -131,6 +131,13 @@ void SharedMemory::Unlink() {
   if (std::exchange(owns_name_, false)) shm_unlink(("/" + name_).c_str());
 }
 
+void SharedMemory::Leak() {
+  data_ = nullptr;
+  owns_name_ = false;
+}
+
+void SharedMemory::Remove(const std::string& name) { shm_unlink(("/" + name).c_str()); }
+
 void SharedMemory::Release() {
   Unlink();
   if (data_ != nullptr) munmap(std::exchange(data_, nullptr), static_cast<size_t>(bytes_));

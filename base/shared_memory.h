@@ -34,6 +34,10 @@ class SharedMemory {
   const std::string& name() const { return name_; }
   // Removes the name; mappings stay. Idempotent.
   void Unlink();
+  // Forgets the mapping and the name, which stay: for memory that somebody may still use.
+  void Leak();
+  // Removes a name whose creator may have died; mappings stay. No error if there is none.
+  static void Remove(const std::string& name);
 
  private:
   static absl::StatusOr<SharedMemory> Map(const std::string& name, int fd, int64_t bytes,

@@ -10,39 +10,52 @@
 #include "comm/cpu_environment.h"
 
 namespace stoker::comm {
+namespace {
+
+// In which a launch that waits sees that it has been stopped, however busy the machine is.
+constexpr absl::Duration kReleaseTime = absl::Seconds(1);
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<CpuCommunicator>> CpuCommunicator::Create(
     const GroupOptions& options, RankExchange& exchange) {
   auto communicator = std::unique_ptr<CpuCommunicator>(new CpuCommunicator());
   STOKER_ASSIGN_OR_RETURN(const EnvironmentVariables environment, EnvironmentVariables::Read());
   STOKER_ASSIGN_OR_RETURN(communicator->plan_, AgreeOnPlan(options, environment, exchange));
-  const GroupPlan& plan = communicator->plan_;
-  const absl::Duration timeout = options.setup_timeout;
-  STOKER_ASSIGN_OR_RETURN(communicator->health_, Health::Create(plan, -1, exchange, timeout));
-  const auto name = [&plan](int rank) { return plan.SharedName(absl::StrCat("rank", rank)); };
-  auto own = SharedMemory::Create(name(plan.rank), plan.layout.bytes());
-  // Every rank meets the others even if it failed, so that they learn it now and not by a deadline.
-  STOKER_ASSIGN_OR_RETURN(
-      const std::vector<std::string> results,
-      exchange.AllGather("creating workspaces", own.ok() ? "" : own.status().message(), timeout));
-  STOKER_RETURN_IF_ERROR(own.status());
-  for (int peer = 0; peer < plan.world; ++peer) {
-    if (!results[peer].empty()) {
-      return absl::UnavailableError(
-          absl::StrCat("rank ", peer, " could not create its workspace: ", results[peer]));
-    }
+  const absl::Status connected = communicator->Connect(exchange, options.setup_timeout);
+  if (!connected.ok()) {
+    communicator->RemoveNames();
+    return connected;
   }
-  communicator->workspace_[plan.rank] = std::move(*own);
-  communicator->Wipe(plan.first_epoch, 0);
-  for (int peer = 0; peer < plan.world; ++peer) {
-    if (peer == plan.rank) continue;
-    STOKER_ASSIGN_OR_RETURN(communicator->workspace_[peer],
-                            SharedMemory::Open(name(peer), plan.layout.bytes()));
-  }
-  STOKER_RETURN_IF_ERROR(exchange.Barrier("opening workspaces", timeout));
-  // Everybody has it mapped. Without its name it goes with the last of them, however they end.
-  communicator->workspace_[plan.rank].Unlink();
   return communicator;
+}
+
+absl::Status CpuCommunicator::Connect(RankExchange& exchange, absl::Duration timeout) {
+  STOKER_ASSIGN_OR_RETURN(health_, Health::Create(plan_, -1, exchange, timeout));
+  const auto name = [this](int rank) { return plan_.SharedName(absl::StrCat("rank", rank)); };
+  auto own = SharedMemory::Create(name(plan_.rank), plan_.layout.bytes());
+  STOKER_RETURN_IF_ERROR(exchange.AllSucceeded("creating workspaces", own.status(), timeout));
+  workspace_[plan_.rank] = std::move(*own);
+  Wipe(plan_.first_epoch, 0);
+  absl::Status opened;
+  for (int peer = 0; peer < plan_.world && opened.ok(); ++peer) {
+    if (peer == plan_.rank) continue;
+    auto theirs = SharedMemory::Open(name(peer), plan_.layout.bytes());
+    opened = theirs.status();
+    if (opened.ok()) workspace_[peer] = std::move(*theirs);
+  }
+  STOKER_RETURN_IF_ERROR(exchange.AllSucceeded("opening workspaces", opened, timeout));
+  // Everybody has it mapped. Without its name it goes with the last of them, however they end.
+  workspace_[plan_.rank].Unlink();
+  return absl::OkStatus();
+}
+
+// Also those of members that died before they could.
+void CpuCommunicator::RemoveNames() const {
+  SharedMemory::Remove(plan_.SharedName("health"));
+  for (int rank = 0; rank < plan_.world; ++rank) {
+    SharedMemory::Remove(plan_.SharedName(absl::StrCat("rank", rank)));
+  }
 }
 
 void CpuCommunicator::Wipe(uint32_t first_epoch, uint32_t generation) {
@@ -75,27 +88,39 @@ OneShotParams CpuCommunicator::Params() const {
   return params;
 }
 
+absl::Status CpuCommunicator::Health() const {
+  const absl::Status over = lifecycle_.over();
+  return over.ok() ? health_.Check() : over;
+}
+
 absl::Status CpuCommunicator::SetTimeout(absl::Duration timeout) {
   const int64_t ms = absl::ToInt64Milliseconds(timeout);
   if (ms < 1 || ms > kTimeoutMsMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("timeout of ", ms, " ms: 1 to ", kTimeoutMsMax, " (24 h) are supported"));
   }
-  Control* control = ControlOf(workspace_[plan_.rank].data());
-  CpuEnvironment env;
-  env.StoreWord64(&control->timeout_ns, static_cast<uint64_t>(ms) * 1'000'000u);
-  env.StoreWord64(&control->startup_timeout_ns, static_cast<uint64_t>(ms) * 1'000'000u);
-  plan_.timeout_ns = plan_.startup_timeout_ns = ms * 1'000'000;
-  return absl::OkStatus();
+  return lifecycle_.WhileMapped([this, ms] {
+    Control* control = ControlOf(workspace_[plan_.rank].data());
+    CpuEnvironment env;
+    env.StoreWord64(&control->timeout_ns, static_cast<uint64_t>(ms) * 1'000'000u);
+    env.StoreWord64(&control->startup_timeout_ns, static_cast<uint64_t>(ms) * 1'000'000u);
+    plan_.timeout_ns = plan_.startup_timeout_ns = ms * 1'000'000;
+    return absl::OkStatus();
+  });
 }
 
 absl::Status CpuCommunicator::Abort() {
-  if (closed_) return absl::FailedPreconditionError("the communicator is closed");
+  return lifecycle_.Stop([this] { return StopAll(); });
+}
+
+absl::Status CpuCommunicator::StopAll() {
+  Control* control = ControlOf(workspace_[plan_.rank].data());
   FailureRecord* record = &health_.own()->record;
   CpuEnvironment env;
-  if (env.CompareAndSwap(&ControlOf(workspace_[plan_.rank].data())->record_claimed, 0, 1) == 0) {
+  // A failure that somebody has reported is the cause; stopping is what follows from it.
+  if (health_.Check().ok() && env.CompareAndSwap(&control->record_claimed, 0, 1) == 0) {
     record->code = FailureCode::kAborted;
-    record->epoch = env.LoadWord(&ControlOf(workspace_[plan_.rank].data())->epoch);
+    record->epoch = env.LoadWord(&control->epoch);
     record->rank = plan_.rank;
     record->peer = record->token = record->packet = -1;
     env.StoreWord(&record->valid, generation_ + 1u);
@@ -107,8 +132,14 @@ absl::Status CpuCommunicator::Abort() {
 }
 
 absl::Status CpuCommunicator::Reset(RankExchange& exchange, absl::Duration timeout) {
-  if (closed_) return absl::FailedPreconditionError("the communicator is closed");
-  STOKER_RETURN_IF_ERROR(Abort());
+  const auto stop = [this] { return StopAll(); };
+  STOKER_RETURN_IF_ERROR(lifecycle_.BeginReset(stop));
+  absl::Status result = lifecycle_.Drain(timeout);
+  if (result.ok()) result = WipeTogether(exchange, timeout);
+  return lifecycle_.EndReset(result, stop);
+}
+
+absl::Status CpuCommunicator::WipeTogether(RankExchange& exchange, absl::Duration timeout) {
   const uint32_t epoch =
       CpuEnvironment().LoadWord(&ControlOf(workspace_[plan_.rank].data())->epoch);
   STOKER_ASSIGN_OR_RETURN(
@@ -129,12 +160,24 @@ absl::Status CpuCommunicator::Reset(RankExchange& exchange, absl::Duration timeo
 }
 
 absl::Status CpuCommunicator::Close(RankExchange& exchange, absl::Duration timeout) {
-  if (closed_) return absl::OkStatus();
+  if (!lifecycle_.BeginClose()) return absl::OkStatus();
   absl::Status status = exchange.Barrier("closing", timeout);
   if (!status.ok()) status.Update(Abort());
-  closed_ = true;
-  // A mapping of this process goes; a peer that still has one keeps the memory alive by it.
-  for (SharedMemory& workspace : workspace_) workspace = SharedMemory();
+  // By every member: the one whose duty it was may be dead.
+  RemoveNames();
+  absl::Status drained = lifecycle_.Drain(timeout);
+  if (!drained.ok()) {
+    status.Update(Abort());
+    drained = lifecycle_.Drain(kReleaseTime);
+  }
+  lifecycle_.EndClose();
+  for (SharedMemory& workspace : workspace_) {
+    // A peer that still has its mapping keeps the memory alive by it. A launch of our own that does
+    // not end keeps ours: better memory lost than memory taken from under it.
+    if (!drained.ok()) workspace.Leak();
+    workspace = SharedMemory();
+  }
+  status.Update(drained);
   return status;
 }
 

@@ -4,9 +4,11 @@
 //
 // Ranks are processes or threads. Threads: Health and Abort from any thread at any time; launches
 // may come from any thread, but two at once are refused by the overlap ticket (a failure of the
-// group). Errors are those of CudaCommunicator.
+// group), and so is one that meets a Reset or Close (comm/lifecycle.h). SetTimeout, Reset and Close
+// one at a time. Errors are those of CudaCommunicator.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -16,6 +18,7 @@
 #include "base/shared_memory.h"
 #include "comm/group.h"
 #include "comm/health.h"
+#include "comm/lifecycle.h"
 #include "comm/one_shot_params.h"
 #include "comm/rank_exchange.h"
 
@@ -28,30 +31,38 @@ class CpuCommunicator {
 
   const GroupPlan& plan() const { return plan_; }
   uint32_t generation() const { return generation_; }
-  // The first failure that any rank of the group reported, or OK.
-  absl::Status Health() const { return health_.Check(); }
+  // The first failure that any rank of the group reported, or why a reset failed, or OK.
+  absl::Status Health() const;
   const HealthPage& health_page() const { return *health_.page(); }
   absl::Status SetTimeout(absl::Duration timeout);
   // Releases every launch of the group that waits; their outputs are NaN.
   absl::Status Abort();
-  // Collective: after a failure, on all ranks, with no launch in flight on this one.
+  // Collective, on all ranks. Releases launches that wait in other threads and waits for them. An
+  // error names who is missing and ends the group: every launch fails from then on.
   absl::Status Reset(RankExchange& exchange, absl::Duration timeout);
-  // Collective, idempotent, bounded.
+  // Collective, idempotent, bounded. Launches in other threads are waited for, and released if a
+  // peer or the time is gone. One that still runs then keeps the memory, and that is the error.
   absl::Status Close(RankExchange& exchange, absl::Duration timeout);
-  bool closed() const { return closed_; }
 
-  // The group's part of a launch's parameters.
+  // For comm/cpu_exchange.cc: the group's part of a launch's parameters, good between BeginLaunch
+  // and EndLaunch.
+  absl::Status BeginLaunch() { return lifecycle_.BeginLaunch(); }
+  void EndLaunch() { lifecycle_.EndLaunch(); }
   OneShotParams Params() const;
 
  private:
   CpuCommunicator() = default;
+  absl::Status Connect(RankExchange& exchange, absl::Duration timeout);
+  void RemoveNames() const;
+  absl::Status StopAll();
+  absl::Status WipeTogether(RankExchange& exchange, absl::Duration timeout);
   void Wipe(uint32_t first_epoch, uint32_t generation);
 
   GroupPlan plan_;
-  uint32_t generation_ = 0;
+  std::atomic<uint32_t> generation_ = 0;
   class Health health_;
   SharedMemory workspace_[kWorldMax];
-  bool closed_ = false;
+  Lifecycle lifecycle_;
 };
 
 }  // namespace stoker::comm

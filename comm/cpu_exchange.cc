@@ -1,7 +1,10 @@
 #include "comm/cpu_exchange.h"
 
+#include <cstring>
+#include <iterator>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/status.h"
 #include "comm/cpu_environment.h"
 #include "comm/failure_path.h"
@@ -45,13 +48,23 @@ class Exchange {
       env_.StoreHeader(&slot->signature, HeaderWord(epoch_, p_.signature));
     }
     if (failed_) return;  // the ring keeps the launch that failed
-    LaunchEntry* entry = RingOf(p_.workspace[p_.rank]) + epoch_ % kLaunchRing;
-    *entry = p_.log;
-    entry->epoch = epoch_;
+    LaunchEntry entry = p_.log;
+    entry.epoch = epoch_;
+    uint32_t words[sizeof(entry) / 4];
+    std::memcpy(words, &entry, sizeof(entry));
+    // By words: a second launch that came too early may be copying the ring for its report.
+    uint32_t* logged =
+        reinterpret_cast<uint32_t*>(RingOf(p_.workspace[p_.rank]) + epoch_ % kLaunchRing);
+    for (size_t word = 0; word < std::size(words); ++word) {
+      env_.StoreWord(logged + word, words[word]);
+    }
     CopyRing(env_, p_, 0, 1);
   }
 
   void PushAll() {
+    // A launch that starts after a failure may be epochs ahead of a peer that still reads this
+    // half.
+    if (failed_) return;
     own_.resize(static_cast<size_t>(p_.tokens) * p_.packets);
     for (int token = 0; token < p_.tokens; ++token) {
       Packet* row = &own_[static_cast<size_t>(token) * p_.packets];
@@ -162,7 +175,11 @@ class Exchange {
 }  // namespace
 
 absl::Status RunOneShot(CpuCommunicator& communicator, const CpuLaunch& launch) {
-  if (communicator.closed()) return absl::FailedPreconditionError("the communicator is closed");
+  STOKER_RETURN_IF_ERROR(communicator.BeginLaunch());
+  absl::Cleanup end = [&communicator] { communicator.EndLaunch(); };
+  if (launch.descriptor.generation != communicator.generation()) {
+    return absl::FailedPreconditionError("the group was reset while this launch was prepared");
+  }
   OneShotParams params = communicator.Params();
   params.tokens = launch.tokens;
   params.packets = launch.packets;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -95,6 +96,17 @@ std::string DescribeRecord(const HealthPage& page, int rank, const FailureRecord
                          static_cast<uint32_t>(record.code));
 }
 
+void Initialise(const GroupPlan& plan, HealthPage* page) {
+  std::memset(static_cast<void*>(page), 0, sizeof(*page));
+  page->version = kProtocolVersion;
+  page->world = plan.world;
+  page->capacity = plan.layout.capacity;
+  page->stride = plan.layout.stride;
+  page->generation = 0;
+  plan.name.copy(page->group, sizeof(page->group) - 1);
+  page->magic = kHealthMagic;
+}
+
 }  // namespace
 
 std::string Describe(const LaunchDescriptor& d, int tokens) {
@@ -112,36 +124,37 @@ absl::StatusOr<Health> Health::Create(const GroupPlan& plan, int device, RankExc
   Health health;
   health.rank_ = plan.rank;
   const std::string name = plan.SharedName("health");
+  absl::Status created;
   if (plan.rank == 0) {
-    STOKER_ASSIGN_OR_RETURN(health.memory_, SharedMemory::Create(name, sizeof(HealthPage)));
-    HealthPage* page = health.page();
-    std::memset(static_cast<void*>(page), 0, sizeof(*page));
-    page->version = kProtocolVersion;
-    page->world = plan.world;
-    page->capacity = plan.layout.capacity;
-    page->stride = plan.layout.stride;
-    page->generation = 0;
-    plan.name.copy(page->group, sizeof(page->group) - 1);
-    page->magic = kHealthMagic;
-  }
-  STOKER_RETURN_IF_ERROR(exchange.Barrier("creating the health page", timeout));
-  if (plan.rank != 0) {
-    STOKER_ASSIGN_OR_RETURN(health.memory_, SharedMemory::Open(name, sizeof(HealthPage)));
-    if (health.page()->magic != kHealthMagic || health.page()->world != plan.world) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("shared memory ", name, " is not the health page of this group"));
+    auto memory = SharedMemory::Create(name, sizeof(HealthPage));
+    created = memory.status();
+    if (created.ok()) {
+      health.memory_ = std::move(*memory);
+      Initialise(plan, health.page());
     }
   }
+  STOKER_RETURN_IF_ERROR(exchange.AllSucceeded("creating the health page", created, timeout));
+  absl::Status opened;
+  if (plan.rank != 0) {
+    auto memory = SharedMemory::Open(name, sizeof(HealthPage));
+    opened = memory.status();
+    if (opened.ok()) health.memory_ = std::move(*memory);
+  }
+  if (opened.ok() && (health.page()->magic != kHealthMagic || health.page()->world != plan.world)) {
+    opened = absl::FailedPreconditionError(
+        absl::StrCat("shared memory ", name, " is not the health page of this group"));
+  }
+  STOKER_RETURN_IF_ERROR(exchange.AllSucceeded("opening the health page", opened, timeout));
   health.own()->pid = getpid();
   health.own()->device = device;
-  STOKER_RETURN_IF_ERROR(exchange.Barrier("opening the health page", timeout));
   return health;
 }
 
 absl::Status Health::Check() const { return StatusOf(*page()); }
 
 void Health::Wipe(uint32_t generation) {
-  std::memset(static_cast<void*>(&own()->record), 0, sizeof(FailureRecord));
+  // Only this word: others may be reading the record at this moment.
+  __atomic_store_n(&own()->record.valid, 0u, __ATOMIC_RELEASE);
   __atomic_store_n(&page()->generation, generation, __ATOMIC_RELEASE);
 }
 

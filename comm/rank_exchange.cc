@@ -5,6 +5,25 @@
 
 namespace stoker::comm {
 
+absl::Status RankExchange::AllSucceeded(absl::string_view what, const absl::Status& mine,
+                                        absl::Duration timeout) {
+  // No longer than people read, whatever the error quotes.
+  const std::string words = mine.ok() ? "" : mine.ToString().substr(0, 1000);
+  const absl::StatusOr<std::vector<std::string>> all = AllGather(what, words, timeout);
+  if (!mine.ok() && !all.ok()) {
+    // A peer that died may be why this rank failed.
+    return absl::Status(mine.code(), absl::StrCat(mine.message(), "; ", all.status().message()));
+  }
+  if (!mine.ok()) return mine;
+  if (!all.ok()) return all.status();
+  for (int rank = 0; rank < world(); ++rank) {
+    if (!(*all)[rank].empty()) {
+      return absl::UnavailableError(absl::StrCat("rank ", rank, ", ", what, ": ", (*all)[rank]));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RankExchange::CheckMessage(absl::string_view what, absl::string_view message) {
   if (static_cast<int64_t>(message.size()) <= kMessageBytesMax) return absl::OkStatus();
   return absl::InvalidArgumentError(

@@ -42,6 +42,12 @@ class RankExchange {
     return AllGather(what, "", timeout).status();
   }
 
+  // Tells the others how this rank fared. An error if any rank failed: this rank's own, else
+  // kUnavailable with the words of the lowest one that did, so that all learn it now and not by a
+  // deadline.
+  absl::Status AllSucceeded(absl::string_view what, const absl::Status& mine,
+                            absl::Duration timeout);
+
  protected:
   // The errors that implementations share, so that a user reads the same words in every world.
   static absl::Status CheckMessage(absl::string_view what, absl::string_view message);

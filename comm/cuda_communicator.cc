@@ -1,6 +1,6 @@
 #include "comm/cuda_communicator.h"
 
-#include <unistd.h>
+#include <sys/random.h>
 
 #include <algorithm>
 #include <cstring>
@@ -16,11 +16,20 @@ namespace {
 
 // What a rank tells its peers so that they can map its workspace.
 struct Address {
-  int64_t pid;
+  uint64_t process;  // drawn once a process: pids repeat between containers
   void* pointer;
   cudaIpcMemHandle_t handle;
   cudaUUID_t device;
 };
+
+absl::StatusOr<uint64_t> ProcessToken() {
+  static const uint64_t token = [] {
+    uint64_t value = 0;
+    return getrandom(&value, sizeof(value), 0) == sizeof(value) ? value : 0;
+  }();
+  if (token == 0) return absl::UnavailableError("getrandom gave no random number");
+  return token;
+}
 
 // Makes `device` current for a scope.
 class DeviceScope {
@@ -151,7 +160,7 @@ absl::Status CudaCommunicator::Connect(RankExchange& exchange, absl::Duration ti
   Address mine{};
   cudaDeviceProp properties;
   STOKER_CUDA(cudaGetDeviceProperties(&properties, device_));
-  mine.pid = getpid();
+  STOKER_ASSIGN_OR_RETURN(mine.process, ProcessToken());
   mine.pointer = workspace_[plan_.rank];
   mine.device = properties.uuid;
   STOKER_CUDA(cudaIpcGetMemHandle(&mine.handle, mine.pointer));
@@ -171,7 +180,7 @@ absl::Status CudaCommunicator::Connect(RankExchange& exchange, absl::Duration ti
     if (SameDevice(theirs.device, mine.device)) ++ranks_here;
     if (peer == plan_.rank) continue;
     STOKER_RETURN_IF_ERROR(EnablePeerAccess(device_, theirs, peer));
-    if (theirs.pid == mine.pid) {
+    if (theirs.process == mine.process) {
       workspace_[peer] = theirs.pointer;
       continue;
     }

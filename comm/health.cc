@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,11 +25,21 @@ const char* Name(Op op) {
   return op == Op::kFinalize ? "finalize" : op == Op::kPlain ? "plain" : "unknown op";
 }
 
+// A copy, word by word: the rank may be logging at the same time.
+LaunchEntry LoadEntry(const LaunchEntry& entry) {
+  uint32_t words[sizeof(entry) / 4];
+  const auto* from = reinterpret_cast<const uint32_t*>(&entry);
+  for (size_t word = 0; word < std::size(words); ++word) words[word] = Load(from[word]);
+  LaunchEntry copy;
+  std::memcpy(&copy, words, sizeof(copy));
+  return copy;
+}
+
 // The launch that `rank` logged for `epoch`, if the ring still has it.
-const LaunchEntry* FindLaunch(const HealthPage& page, int rank, uint32_t epoch) {
-  const LaunchEntry& entry = page.ranks[rank].ring[epoch % kLaunchRing];
-  const bool written = entry.signature != 0 && Load(entry.epoch) == epoch;
-  return written ? &entry : nullptr;
+std::optional<LaunchEntry> FindLaunch(const HealthPage& page, int rank, uint32_t epoch) {
+  const LaunchEntry entry = LoadEntry(page.ranks[rank].ring[epoch % kLaunchRing]);
+  if (entry.signature == 0 || entry.epoch != epoch) return std::nullopt;
+  return entry;
 }
 
 std::string DescribeSide(const HealthPage& page, int rank, uint32_t epoch, const Header& header) {
@@ -36,9 +48,9 @@ std::string DescribeSide(const HealthPage& page, int rank, uint32_t epoch, const
     return absl::StrCat(text, "has not launched epoch ", epoch, " (its header holds epoch ",
                         HeaderEpoch(header.tokens), ")");
   }
-  const LaunchEntry* entry = FindLaunch(page, rank, epoch);
+  const std::optional<LaunchEntry> entry = FindLaunch(page, rank, epoch);
   const int tokens = static_cast<int>(HeaderValue(header.tokens));
-  if (entry == nullptr) {
+  if (!entry.has_value()) {
     return absl::StrFormat("%slaunched %d tokens with signature %08x", text, tokens,
                            HeaderValue(header.signature));
   }
@@ -205,9 +217,10 @@ std::string Describe(const HealthPage& page) {
         absl::StrAppendFormat(&text, "  waited for rank %d: %.3f ms in all\n", peer, waited * 1e-6);
       }
     }
-    for (const LaunchEntry& entry : health.ring) {
+    for (const LaunchEntry& logged : health.ring) {
+      const LaunchEntry entry = LoadEntry(logged);
       if (entry.signature == 0) continue;
-      absl::StrAppendFormat(&text, "  epoch %u: %s\n", Load(entry.epoch),
+      absl::StrAppendFormat(&text, "  epoch %u: %s\n", entry.epoch,
                             Describe(entry.descriptor, entry.tokens));
     }
   }

@@ -1,0 +1,60 @@
+#include "offload/cpu/kernel.h"
+
+#include <immintrin.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+
+namespace stoker::offload::cpu {
+
+CpuFeatures DetectCpuFeatures() {
+  // libgcc's table counts a feature only if the operating system saves its registers too.
+  __builtin_cpu_init();
+  CpuFeatures f;
+  f.avx2 = __builtin_cpu_supports("avx2");
+  f.fma = __builtin_cpu_supports("fma");
+  f.f16c = __builtin_cpu_supports("f16c");
+  f.avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && f.f16c;
+  f.avx512_vnni = __builtin_cpu_supports("avx512vnni");
+  return f;
+}
+
+const std::vector<ExpertKernel>& AllKernels() {
+  static const auto* kernels = new std::vector<ExpertKernel>{
+#define STOKER_CPU_KERNEL(suffix, name, needs) \
+  {name, []([[maybe_unused]] const CpuFeatures& f) { return needs; }, Fc1##suffix, Fc2##suffix},
+#include "offload/cpu/kernels.inc"
+#undef STOKER_CPU_KERNEL
+  };
+  return *kernels;
+}
+
+const ExpertKernel& PickKernel(const CpuFeatures& features) {
+  const std::vector<ExpertKernel>& kernels = AllKernels();
+  for (const ExpertKernel& kernel : kernels) {
+    if (&kernel != &kernels.back() && kernel.supported(features)) return kernel;
+  }
+  static std::atomic<bool> logged{false};
+  if (!logged.exchange(true, std::memory_order_relaxed)) {
+    std::fprintf(stderr,
+                 "stoker: this CPU has neither AVX2 with FMA and F16C nor AVX-512 with VNNI; "
+                 "experts run in scalar code, which is slow\n");
+  }
+  return kernels.back();
+}
+
+absl::Status CheckFloatingPointMode() {
+  constexpr unsigned kFlushOrDenormalsOrRounding = 0x8000 | 0x0040 | 0x6000;
+  const unsigned mode = _mm_getcsr();
+  if ((mode & kFlushOrDenormalsOrRounding) == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "MXCSR is 0x%04x: this thread flushes denormals to zero or does not round to nearest, so "
+      "results would differ; a library built with -ffast-math does this when it is loaded",
+      mode));
+}
+
+}  // namespace stoker::offload::cpu

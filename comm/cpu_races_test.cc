@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
@@ -147,6 +150,54 @@ TEST(CpuRaces, ResetWaitsForALaunchThatIsStillMakingItsRows) {
           STOKER_RETURN_IF_ERROR(LaunchAndCheck(communicator, i % 5));
         }
         return absl::OkStatus();
+      });
+  ExpectAllOk(statuses);
+}
+
+// Runs `before` or `after` in the middle of a collective call.
+class InterruptedExchange : public RankExchange {
+ public:
+  using Hook = std::function<void(absl::string_view what)>;
+  InterruptedExchange(RankExchange& real, Hook before, Hook after)
+      : real_(real), before_(std::move(before)), after_(std::move(after)) {}
+  int rank() const override { return real_.rank(); }
+  int world() const override { return real_.world(); }
+  absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view what,
+                                                     absl::string_view message,
+                                                     absl::Duration timeout) override {
+    before_(what);
+    auto messages = real_.AllGather(what, message, timeout);
+    after_(what);
+    return messages;
+  }
+
+ private:
+  RankExchange& real_;
+  Hook before_;
+  Hook after_;
+};
+
+TEST(CpuRaces, AStopBetweenTwoRanksWipesStopsBoth) {
+  const auto statuses = RunCpuThreads(
+      2, Options(), [](CpuCommunicator& communicator, RankExchange& exchange) -> absl::Status {
+        const int rank = communicator.plan().rank;
+        // Rank 0 has wiped when it stops the group, rank 1 not yet.
+        InterruptedExchange interrupted(
+            exchange,
+            [&](absl::string_view what) {
+              if (rank == 0 && absl::StrContains(what, "wiping")) {
+                EXPECT_TRUE(communicator.Abort().ok());
+              }
+            },
+            [&](absl::string_view what) {
+              if (rank == 1 && what == "resetting") absl::SleepFor(absl::Milliseconds(200));
+            });
+        STOKER_RETURN_IF_ERROR(communicator.Reset(interrupted, absl::Seconds(5)));
+        const absl::Time start = absl::Now();
+        const absl::Status launched = LaunchAndCheck(communicator, 1);
+        EXPECT_EQ(launched.code(), absl::StatusCode::kAborted) << launched;
+        EXPECT_LT(absl::Now() - start, absl::Seconds(5)) << "stopped by its deadline only";
+        return exchange.Barrier("end", absl::Seconds(30));
       });
   ExpectAllOk(statuses);
 }

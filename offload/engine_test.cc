@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "offload/cpu_expert_kernel.h"
 #include "testing/expert_checkpoint.h"
 #include "testing/faulty_files.h"
 #include "testing/plain_expert_kernel.h"
@@ -180,6 +181,36 @@ TEST_F(EngineTest, TwoLayersOf64ExpertsH2048I768EqualWithAQuarterHalfAndAllOfThe
   }
   EXPECT_TRUE(outputs[0] == outputs[2]);
   EXPECT_TRUE(outputs[1] == outputs[2]);
+}
+
+TEST_F(EngineTest, EveryCpuKernelGivesTheSameBitsAndIsCloseToPlainLoops) {
+  Tokens plain(5, 4, 256, kExperts, 7);
+  ASSERT_TRUE(plain.Run(Make(8).get(), 1).ok());
+  std::vector<float> first;
+  const cpu::CpuFeatures features = cpu::DetectCpuFeatures();
+  for (const cpu::ExpertKernel& row : cpu::AllKernels()) {
+    if (!row.supported(features)) continue;
+    const CpuExpertKernel kernel(row);
+    auto checkpoint = Checkpoint::Open(directory_);
+    ASSERT_TRUE(checkpoint.ok());
+    EngineOptions options;
+    options.cache_bytes = 8 * SlotLayout((*checkpoint)->extents(0, 0)).slot_bytes;
+    auto engine = Engine::Create(std::move(*checkpoint), kernel, options);
+    ASSERT_TRUE(engine.ok());
+    Tokens batch(5, 4, 256, kExperts, 7);
+    ASSERT_TRUE(batch.Run(engine->get(), 1).ok());
+    if (first.empty()) first = batch.out;
+    EXPECT_TRUE(batch.out == first) << row.name;
+    double error = 0;
+    double size = 0;
+    for (size_t i = 0; i < plain.out.size(); ++i) {
+      error += std::pow(batch.out[i] - plain.out[i], 2.0);
+      size += std::pow(plain.out[i], 2.0);
+    }
+    // The exps differ in their last bits, which can move an int8 by one.
+    EXPECT_LT(std::sqrt(error / size), 1e-3) << row.name;
+  }
+  EXPECT_FALSE(first.empty());
 }
 
 TEST_F(EngineTest, SkipsAndCountsIdsOutOfRange) {

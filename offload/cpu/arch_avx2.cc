@@ -67,18 +67,16 @@ struct Avx2 {
   }
 
   static __m256 Eight(__m256 sums, __m256i dots, const char* eight_sums, __m256 scale,
-                      const char* factors, int count) {
+                      const char* factors) {
     const __m256 exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(dots, Load(eight_sums)));
     const __m256 factor =
         _mm256_mul_ps(scale, _mm256_loadu_ps(reinterpret_cast<const float*>(factors)));
-    const __m256i used =
-        _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-    return _mm256_blendv_ps(sums, _mm256_fmadd_ps(exact, factor, sums), _mm256_castsi256_ps(used));
+    return _mm256_fmadd_ps(exact, factor, sums);
   }
   static Floats Accumulate(const Floats& sums, const Ints& dots, const char* eight_sums,
-                           const Floats& scale, const char* factors, int count) {
-    return {Eight(sums.low, dots.low, eight_sums, scale.low, factors, count),
-            Eight(sums.high, dots.high, eight_sums + 32, scale.high, factors + 32, count - 8)};
+                           const Floats& scale, const char* factors) {
+    return {Eight(sums.low, dots.low, eight_sums, scale.low, factors),
+            Eight(sums.high, dots.high, eight_sums + 32, scale.high, factors + 32)};
   }
 
   static float Sum(const Floats& sums) {

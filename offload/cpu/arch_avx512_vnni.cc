@@ -58,11 +58,10 @@ struct Avx512Vnni {
   }
 
   static Floats Accumulate(Floats sums, Ints dots, const char* eight_sums, Floats scale,
-                           const char* factors, int count) {
+                           const char* factors) {
     const __m512i exact = _mm512_sub_epi32(dots, _mm512_loadu_si512(eight_sums));
     const __m512 factor = _mm512_mul_ps(scale, _mm512_loadu_ps(factors));
-    const __mmask16 used = static_cast<__mmask16>((1u << count) - 1);
-    return _mm512_mask3_fmadd_ps(_mm512_cvtepi32_ps(exact), factor, sums, used);
+    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), factor, sums);
   }
 
   static float Sum(Floats sums) {

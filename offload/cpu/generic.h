@@ -63,9 +63,10 @@ inline void Row(const PackedMatrix& matrix, int row, int columns, const char* co
     BlockDots<Arch, kGroup, T>(w, x, dots);
     const typename Arch::Floats scale = Arch::template LoadScales<kType>(s);
     for (int t = 0; t < T; ++t) {
-      // Blocks beyond the last leave their sum alone: adding +0 would turn a -0 into +0.
+      // Blocks beyond the last add +0. That would change only a sum of -0, and there is none: it
+      // starts at +0, and sums and products are multiples of the smallest denormal.
       sums[t] = Arch::Accumulate(sums[t], dots[t], prepared[t] + layout.eight_sums + 4 * block,
-                                 scale, prepared[t] + 4 * block, count);
+                                 scale, prepared[t] + 4 * block);
     }
   }
   for (int t = 0; t < T; ++t) out[t] = Canonical<Arch>(Arch::Sum(sums[t]));

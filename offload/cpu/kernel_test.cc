@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <string>
 #include <utility>
@@ -252,6 +253,23 @@ TEST(Quantize, NonFiniteElementMakesItsRowNaN) {
       }
     }
   }
+}
+
+TEST(Quantize, ValueAbove127OfATinyBlockIsClamped) {
+  // 190 / 127 of the smallest denormal rounds to 1 of it, so the value would be 190.
+  constexpr float kSmallest = std::numeric_limits<float>::denorm_min();
+  std::vector<float> x(32, 0.0f);
+  x[0] = 190 * kSmallest;
+  const auto prepared = Prepare(x, 32, 32);
+  uint8_t weights[16];
+  std::memset(weights, 0x88, sizeof(weights));
+  weights[0] = 0x89;  // 1, then zeros
+  const float scale = 1.0f;
+  Expert e;
+  e.intermediate = e.group = 32;
+  e.scale_type = ScaleType::kFp32;
+  e.down = {weights, reinterpret_cast<const char*>(&scale), 16, 4};
+  EXPECT_EQ(RunTiles(Fc2Scalar, e, prepared, 32, 1, 1, 1)[0], 127 * kSmallest);
 }
 
 TEST(Swiglu, CloseToTheExactFunction) {

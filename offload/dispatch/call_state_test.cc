@@ -56,6 +56,19 @@ TEST(CallState, HitsDoNotWaitBehindAMissWithALowerIndex) {
   EXPECT_THAT(Drain(&state), ElementsAre("0.1.0", "0.1.1", "0.2.0"));
 }
 
+TEST(CallState, ATileWaitsForAllOfItsChunks) {
+  // Gate, up and scales of the only FC1 tile.
+  CallState state(Scheduler::kDynamic,
+                  {{{1, 1, {{0}, {0}, {0}, {1}}}, {false, false, false, false}}});
+  state.ChunkArrived(0, 3);
+  state.ChunkArrived(0, 0);
+  state.ChunkArrived(0, 2);
+  EXPECT_THAT(Drain(&state), ElementsAre());
+  state.ChunkArrived(0, 1);
+  EXPECT_THAT(Drain(&state), ElementsAre("0.1.0", "0.2.0"));
+  EXPECT_TRUE(state.finished());
+}
+
 TEST(CallState, AChunkReportedTwiceCountsOnce) {
   CallState state(Scheduler::kDynamic, {MakeTask(false)});
   state.ChunkArrived(0, 0);

@@ -17,7 +17,7 @@ MAY_INCLUDE = {
 }
 # Tests lie beside what they test and may use the test libraries.
 TESTS_MAY_ALSO = {"testing", "moe"}
-FOLDERS = sorted(MAY_INCLUDE) + ["testing", "tools", "offload", "python"]
+FOLDERS = sorted(MAY_INCLUDE) + ["testing", "tools", "python"]
 # Headers that only some places may know.
 ONLY_IN = [
     (re.compile(r"^torch/"), lambda path: path.parts[0] == "ops", "torch's headers belong to ops/"),

@@ -3,7 +3,10 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -111,8 +114,18 @@ absl::StatusOr<std::unique_ptr<CudaCommunicator>> CudaCommunicator::Create(
 }
 
 CudaCommunicator::~CudaCommunicator() {
+  if (lifecycle_.closed()) return;
+  DeviceScope scope(device_);
+  // A launch that still waits would lose the peers' memory and the health page under its feet. Only
+  // our own word: the peers may be gone.
+  if (health_on_device_ != nullptr && workspace_[plan_.rank] != nullptr) {
+    const uint32_t one = 1;
+    cudaMemcpyAsync(&ControlOf(workspace_[plan_.rank])->abort, &one, sizeof(one),
+                    cudaMemcpyHostToDevice, control_stream_);
+    cudaDeviceSynchronize();
+  }
   // Without a collective Close a peer may still write to the workspace, so it stays allocated.
-  if (!closed_) Free(/*own_too=*/plan_.world <= 1);
+  Free(/*own_too=*/plan_.world <= 1);
 }
 
 absl::Status CudaCommunicator::Allocate() {
@@ -219,7 +232,10 @@ absl::Status CudaCommunicator::Connect(RankExchange& exchange, absl::Duration ti
   return absl::OkStatus();
 }
 
-absl::Status CudaCommunicator::Health() const { return health_.Check(); }
+absl::Status CudaCommunicator::Health() const {
+  const absl::Status over = lifecycle_.over();
+  return over.ok() ? health_.Check() : over;
+}
 
 OneShotParams CudaCommunicator::Params() const {
   OneShotParams params{};
@@ -236,13 +252,15 @@ absl::Status CudaCommunicator::SetTimeout(absl::Duration timeout) {
     return absl::InvalidArgumentError(
         absl::StrCat("timeout of ", ms, " ms: 1 to ", kTimeoutMsMax, " (24 h) are supported"));
   }
-  const uint64_t both[2] = {static_cast<uint64_t>(ms) * 1'000'000u,
-                            static_cast<uint64_t>(ms) * 1'000'000u};
-  plan_.timeout_ns = plan_.startup_timeout_ns = ms * 1'000'000;
-  DeviceScope scope(device_);
-  STOKER_CUDA(cudaMemcpyAsync(&ControlOf(workspace_[plan_.rank])->timeout_ns, both, sizeof(both),
-                              cudaMemcpyHostToDevice, control_stream_));
-  return CudaStatus(cudaStreamSynchronize(control_stream_), "cudaStreamSynchronize");
+  return lifecycle_.WhileMapped([this, ms] {
+    const uint64_t both[2] = {static_cast<uint64_t>(ms) * 1'000'000u,
+                              static_cast<uint64_t>(ms) * 1'000'000u};
+    plan_.timeout_ns = plan_.startup_timeout_ns = ms * 1'000'000;
+    DeviceScope scope(device_);
+    STOKER_CUDA(cudaMemcpyAsync(&ControlOf(workspace_[plan_.rank])->timeout_ns, both, sizeof(both),
+                                cudaMemcpyHostToDevice, control_stream_));
+    return CudaStatus(cudaStreamSynchronize(control_stream_), "cudaStreamSynchronize");
+  });
 }
 
 absl::Status CudaCommunicator::StopAll() {
@@ -256,9 +274,13 @@ absl::Status CudaCommunicator::StopAll() {
 }
 
 absl::Status CudaCommunicator::Abort() {
-  if (closed_) return absl::FailedPreconditionError("the communicator is closed");
+  return lifecycle_.Stop([this] { return ReportAndStopAll(); });
+}
+
+absl::Status CudaCommunicator::ReportAndStopAll() {
   FailureRecord* record = &health_.own()->record;
-  if (record->valid != generation_ + 1u) {
+  // A failure that somebody has reported is the cause; stopping is what follows from it.
+  if (health_.Check().ok()) {
     DeviceScope scope(device_);
     STOKER_CUDA(cudaMemcpyAsync(&record->epoch, &ControlOf(workspace_[plan_.rank])->epoch,
                                 sizeof(record->epoch), cudaMemcpyDeviceToHost, control_stream_));
@@ -272,9 +294,13 @@ absl::Status CudaCommunicator::Abort() {
 }
 
 absl::Status CudaCommunicator::Reset(RankExchange& exchange, absl::Duration timeout) {
-  if (closed_) return absl::FailedPreconditionError("the communicator is closed");
   DeviceScope scope(device_);
-  STOKER_RETURN_IF_ERROR(StopAll());
+  STOKER_RETURN_IF_ERROR(lifecycle_.BeginReset([this] { return StopAll(); }));
+  return lifecycle_.EndReset(WipeTogether(exchange, timeout),
+                             [this] { return ReportAndStopAll(); });
+}
+
+absl::Status CudaCommunicator::WipeTogether(RankExchange& exchange, absl::Duration timeout) {
   STOKER_CUDA(cudaDeviceSynchronize());
   uint32_t epoch = 0;
   STOKER_CUDA(cudaMemcpy(&epoch, &ControlOf(workspace_[plan_.rank])->epoch, sizeof(epoch),
@@ -298,17 +324,37 @@ absl::Status CudaCommunicator::Reset(RankExchange& exchange, absl::Duration time
 }
 
 absl::Status CudaCommunicator::Close(RankExchange& exchange, absl::Duration timeout) {
-  if (closed_) return absl::OkStatus();
+  if (!lifecycle_.BeginClose()) return absl::OkStatus();
   DeviceScope scope(device_);
   absl::Status status = exchange.Barrier("closing", timeout);
-  if (!status.ok()) {
-    const absl::Status stopped = StopAll();
-    if (!stopped.ok()) status = stopped;
-  }
-  status.Update(CudaStatus(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
+  if (!status.ok()) status.Update(Abort());
+  // Launches that every rank has made still end by themselves; nobody makes others now.
+  status.Update(Synchronise(timeout));
   if (status.ok()) status = exchange.Barrier("draining", timeout);
+  // From here on Abort and SetTimeout are refused, in whatever thread.
+  lifecycle_.EndClose();
   Free(/*own_too=*/status.ok());
-  closed_ = true;
+  return status;
+}
+
+// A launch whose peers never come waits for its own deadline, which may be a day: after `timeout`
+// the group is stopped.
+absl::Status CudaCommunicator::Synchronise(absl::Duration timeout) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  std::thread watch([&] {
+    std::unique_lock<std::mutex> lock(mutex);
+    const auto limit = absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24)));
+    if (!changed.wait_for(lock, limit, [&] { return done; })) Abort().IgnoreError();
+  });
+  const absl::Status status = CudaStatus(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    done = true;
+  }
+  changed.notify_one();
+  watch.join();
   return status;
 }
 
@@ -359,8 +405,8 @@ absl::StatusOr<bool> CudaCommunicator::LaunchInFlight() {
 }
 
 absl::Status CudaCommunicator::BeforeLaunch(cudaStream_t stream) {
-  if (closed_) return absl::FailedPreconditionError("the communicator is closed");
-  STOKER_RETURN_IF_ERROR(health_.Check());
+  if (lifecycle_.closed()) return absl::FailedPreconditionError("the communicator is closed");
+  STOKER_RETURN_IF_ERROR(Health());
   STOKER_ASSIGN_OR_RETURN(const Place place, PlaceOf(stream));
   bool unordered = false;
   if (place.capture != 0) {

@@ -25,6 +25,7 @@
 #include "comm/group.h"
 #include "comm/health.h"
 #include "comm/launch_policy.h"
+#include "comm/lifecycle.h"
 #include "comm/one_shot_params.h"
 #include "comm/rank_exchange.h"
 
@@ -61,10 +62,12 @@ class CudaCommunicator {
   absl::Status Abort();
 
   // Collective: brings a failed group back. All ranks stop, drain, wipe and go on with the next
-  // generation. Captured graphs stay usable. On an error the group is unusable: Close it.
+  // generation. Captured graphs stay usable. An error names who is missing and ends the
+  // group: every launch fails from then on. Close it.
   absl::Status Reset(RankExchange& exchange, absl::Duration timeout);
 
-  // Collective, idempotent. Waits for this rank's launches and for the peers; a peer that does not
+  // Collective, idempotent, bounded. Waits for this rank's launches, which are stopped once the
+  // time is over, and for the peers; a peer that does not
   // come is named, and what it may still touch is then left allocated.
   absl::Status Close(RankExchange& exchange, absl::Duration timeout);
 
@@ -81,6 +84,9 @@ class CudaCommunicator {
   absl::Status Connect(RankExchange& exchange, absl::Duration timeout);
   absl::Status Wipe(uint32_t first_epoch, uint32_t generation);
   absl::Status StopAll();
+  absl::Status ReportAndStopAll();
+  absl::Status WipeTogether(RankExchange& exchange, absl::Duration timeout);
+  absl::Status Synchronise(absl::Duration timeout);
   void Free(bool own_too);
 
   // Where a launch goes, by identities that are not reused, so that a stream which its owner has
@@ -104,7 +110,7 @@ class CudaCommunicator {
   Place last_;
   unsigned long long last_eager_stream_ = 0;
   uint32_t eager_launches_ = 0;  // of this generation
-  bool closed_ = false;
+  Lifecycle lifecycle_;
 };
 
 }  // namespace stoker::comm

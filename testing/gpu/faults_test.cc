@@ -157,6 +157,32 @@ TEST_F(Faults, TheHostReleasesAWaitingLaunchWithinASecond) {
   ResetAndExpectRight(100);
 }
 
+TEST_F(Faults, ClosingStopsALaunchWhosePeerNeverComesAndThenNothingTouchesTheGroup) {
+  Create(absl::Seconds(60));
+  STOKER_ASSERT_OK(Launch(0, FaultOptions().shape));
+  const absl::Time start = absl::Now();
+  STOKER_ASSERT_OK(world_->OnAllRanks([](comm::CudaCommunicator& c, comm::RankExchange& exchange) {
+    return c.Close(exchange, absl::Seconds(1));
+  }));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  ExpectNan(0);
+  for (const absl::Status& refused :
+       {world_->communicator(0).Abort(), world_->communicator(0).SetTimeout(absl::Seconds(1)),
+        Launch(0, FaultOptions().shape)}) {
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  }
+}
+
+TEST_F(Faults, StoppingAFailedGroupDoesNotHideWhyItFailed) {
+  Create(absl::Milliseconds(200));
+  for (int rank : {1, 2, 3}) STOKER_ASSERT_OK(Launch(rank, FaultOptions().shape));
+  STOKER_ASSERT_OK(world_->Synchronize(absl::Seconds(10)));
+  STOKER_ASSERT_OK(world_->communicator(0).Abort());
+  const absl::Status report = world_->communicator(0).Health();
+  EXPECT_NE(report.message().find("for rank 0"), std::string::npos) << report;
+  ResetAndExpectRight(10);
+}
+
 TEST_F(Faults, ALaunchOnASecondStreamIsRefusedWhileTheFirstRuns) {
   Create(absl::Seconds(5));
   cudaStream_t other = nullptr;

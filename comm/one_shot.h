@@ -174,7 +174,7 @@ STOKER_DEVICE void SumRanks(Env env, const OneShotParams& p, const Packet& own,
 template <class Env, class Epilogue>
 STOKER_DEVICE void Serve(Env env, const OneShotParams& p, Launch& launch, uint32_t ticket,
                          Epilogue& epilogue) {
-  if (env.cta() == 0) SendHeaders(env, p, launch);
+  if (env.cta() == 0 && !launch.failed) SendHeaders(env, p, launch);
   if (ticket >= static_cast<uint32_t>(env.ctas())) {
     launch.failed = true;
     Fail(env, p, launch.epoch, FailureCode::kOverlap, -1, -1, -1, 0u);
@@ -235,7 +235,11 @@ STOKER_DEVICE void ExchangeToken(Env env, const OneShotParams& p, Launch& launch
   producer.Row(env, token, vectors, own);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    if (vectors.inside[v]) Push<kWorld>(env, p, launch.epoch, token, vectors.index[v], own[v]);
+    // A launch that starts after a failure runs ahead of its peers: what it pushed could land in a
+    // half that a slow peer still reads for an older epoch, and look right to it.
+    if (vectors.inside[v] && !launch.failed) {
+      Push<kWorld>(env, p, launch.epoch, token, vectors.index[v], own[v]);
+    }
   }
   if (token + env.clusters() < p.tokens) producer.Fetch(env, token + env.clusters());
   epilogue.Fetch(env, token, vectors);

@@ -41,13 +41,14 @@ class Exchange {
 
  private:
   void SendHeaders() {
+    // As on a GPU: a launch that starts after a failure tells nobody and logs nothing.
+    if (failed_) return;
     for (int peer = 0; peer < p_.layout.world; ++peer) {
       if (peer == p_.rank) continue;
       Header* slot = HeadersOf(p_.workspace[peer]) + WorkspaceLayout::header_index(epoch_, p_.rank);
       env_.StoreHeader(&slot->tokens, HeaderWord(epoch_, static_cast<uint32_t>(p_.tokens)));
       env_.StoreHeader(&slot->signature, HeaderWord(epoch_, p_.signature));
     }
-    if (failed_) return;  // the ring keeps the launch that failed
     LaunchEntry entry = p_.log;
     entry.epoch = epoch_;
     uint32_t words[sizeof(entry) / 4];

@@ -11,9 +11,9 @@
 
 namespace stoker::comm {
 
-// Lane r of the calling warp tells rank r, and the first lanes log the launch in the workspace. A
-// launch that starts after a failure is not logged: it would push the one that failed out of the
-// ring.
+// Lane r of the calling warp tells rank r, and the first lanes log the launch in the workspace. Not
+// for a launch that starts after a failure: its header would overwrite one that a slow peer still
+// waits for, and its log would push the launch that failed out of the ring.
 template <class Env>
 STOKER_DEVICE void SendHeaders(Env env, const OneShotParams& p, const Launch& launch) {
   const uint32_t epoch = launch.epoch;
@@ -26,7 +26,7 @@ STOKER_DEVICE void SendHeaders(Env env, const OneShotParams& p, const Launch& la
   constexpr int kLogWords = sizeof(LaunchEntry) / 4;
   constexpr int kEpochWord = offsetof(LaunchEntry, epoch) / 4;
   const int word = env.lane();
-  if (word < kLogWords && !launch.failed) {
+  if (word < kLogWords) {
     LaunchEntry* entry = RingOf(p.workspace[p.rank]) + epoch % kLaunchRing;
     const uint32_t* log = reinterpret_cast<const uint32_t*>(&p.log);
     env.StoreWord(reinterpret_cast<uint32_t*>(entry) + word,

@@ -18,13 +18,21 @@ struct Avx2 {
   static Floats Zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static __m256i Load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 
+  template <bool kTail>
+  static __m256i LoadWeights(const uint8_t* weights, int bytes) {
+    if (!kTail || bytes >= 32) return Load(weights);
+    if (bytes <= 0) return _mm256_setzero_si256();
+    return _mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weights)));
+  }
+
   // Eight blocks: 128 bytes of weights.
-  static __m256i EightDots(const uint8_t* weights, const int8_t* x) {
+  template <bool kTail>
+  static __m256i EightDots(const uint8_t* weights, int bytes, const int8_t* x) {
     const __m256i nibble = _mm256_set1_epi8(15);
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i quarters[4];  // vector j, 128-bit lane l: block 2j + l, in four parts
     for (int j = 0; j < 4; ++j) {
-      const __m256i w = Load(weights + 32 * j);
+      const __m256i w = LoadWeights<kTail>(weights + 32 * j, bytes - 32 * j);
       const int8_t* even = x + j / 2 * 128 + j % 2 * 32;
       const __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(w, nibble), Load(even));
       const __m256i high =
@@ -37,10 +45,11 @@ struct Avx2 {
     return _mm256_permutevar8x32_epi32(sums, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   }
 
-  template <int T>
-  static void Dots(const uint8_t* weights, const int8_t* const* x, Ints* dots) {
+  template <bool kTail, int T>
+  static void Dots(const uint8_t* weights, int bytes, const int8_t* const* x, Ints* dots) {
     for (int t = 0; t < T; ++t) {
-      dots[t] = {EightDots(weights, x[t]), EightDots(weights + 128, x[t] + 256)};
+      dots[t] = {EightDots<kTail>(weights, bytes, x[t]),
+                 EightDots<kTail>(weights + 128, bytes - 128, x[t] + 256)};
     }
   }
 
@@ -60,9 +69,14 @@ struct Avx2 {
     if constexpr (kType == ScaleType::kFp16) return _mm256_cvtph_ps(half);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
   }
-  template <ScaleType kType>
-  static Floats LoadScales(const char* scales) {
+  template <ScaleType kType, bool kTail>
+  static Floats LoadScales(const char* scales, int count) {
     constexpr int kBytes = kType == ScaleType::kFp32 ? 32 : 16;
+    if constexpr (kTail) {  // a copy, so that nothing is read beyond the row
+      alignas(32) char copy[2 * kBytes] = {};
+      for (int i = 0; i < count * (kBytes / 8); ++i) copy[i] = scales[i];
+      return {EightScales<kType>(copy), EightScales<kType>(copy + kBytes)};
+    }
     return {EightScales<kType>(scales), EightScales<kType>(scales + kBytes)};
   }
 

@@ -13,12 +13,20 @@ struct Avx512Vnni {
 
   static Floats Zero() { return _mm512_setzero_ps(); }
 
-  template <int T>
-  static void Dots(const uint8_t* weights, const int8_t* const* x, Ints* dots) {
+  // Masked lanes are not read, so a tail reads nothing beyond its row.
+  template <bool kTail>
+  static __m512i LoadWeights(const uint8_t* weights, int bytes) {
+    if constexpr (!kTail) return _mm512_loadu_si512(weights);
+    const __mmask64 mask = bytes >= 64 ? ~0ull : bytes > 0 ? (1ull << bytes) - 1 : 0;
+    return _mm512_maskz_loadu_epi8(mask, weights);
+  }
+
+  template <bool kTail, int T>
+  static void Dots(const uint8_t* weights, int bytes, const int8_t* const* x, Ints* dots) {
     const __m512i nibble = _mm512_set1_epi8(15);
     __m512i quarters[T][4];  // vector j, 128-bit lane l: block 4j + l, in four parts
     for (int j = 0; j < 4; ++j) {
-      const __m512i w = _mm512_loadu_si512(weights + 64 * j);
+      const __m512i w = LoadWeights<kTail>(weights + 64 * j, bytes - 64 * j);
       const __m512i low = _mm512_and_si512(w, nibble);
       const __m512i high = _mm512_and_si512(_mm512_srli_epi16(w, 4), nibble);
       for (int t = 0; t < T; ++t) {
@@ -49,10 +57,11 @@ struct Avx512Vnni {
                             _mm512_permutex2var_epi32(a, odd, b));
   }
 
-  template <ScaleType kType>
-  static Floats LoadScales(const char* scales) {
-    if constexpr (kType == ScaleType::kFp32) return _mm512_loadu_ps(scales);
-    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales));
+  template <ScaleType kType, bool kTail>
+  static Floats LoadScales(const char* scales, int count) {
+    const __mmask16 used = kTail ? static_cast<__mmask16>((1u << count) - 1) : 0xFFFF;
+    if constexpr (kType == ScaleType::kFp32) return _mm512_maskz_loadu_ps(used, scales);
+    const __m256i half = _mm256_maskz_loadu_epi16(used, scales);
     if constexpr (kType == ScaleType::kFp16) return _mm512_cvtph_ps(half);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
   }

@@ -1,6 +1,7 @@
 // The loop over rows and blocks, once. `Arch` names the vectors and four operations on them:
 //   Ints = 16 int32, Floats = 16 floats, in block order;
-//   Dots<T>(weights, x[T], out[T]): 16 dot products of 32 unsigned nibbles with 32 values;
+//   Dots<kTail, T>(weights, bytes, x[T], out[T]): 16 dot products of 32 unsigned nibbles with 32
+//   values; a tail has only `bytes` bytes of weights (a multiple of 16, possibly none), then zeros;
 //   Pairs(a, b): sums of neighbours of a, then of b; LoadScales; Accumulate; Sum.
 // Included only by the arch_*.cc files, whose Arch has internal linkage (see swiglu.h for why).
 #pragma once
@@ -14,22 +15,43 @@ namespace stoker::offload::cpu {
 inline constexpr int kTokensAtOnce = 4;
 
 // Dots of 16 blocks of kGroup.
-template <class Arch, int kGroup, int T>
-inline void BlockDots(const uint8_t* weights, const int8_t* const* x, typename Arch::Ints* dots) {
+template <class Arch, int kGroup, bool kTail, int T>
+inline void BlockDots(const uint8_t* weights, int bytes, const int8_t* const* x,
+                      typename Arch::Ints* dots) {
   if constexpr (kGroup == 32) {
-    Arch::template Dots<T>(weights, x, dots);
+    Arch::template Dots<kTail, T>(weights, bytes, x, dots);
   } else {
     typename Arch::Ints high[T];
     const int8_t* far[T];
     for (int t = 0; t < T; ++t) far[t] = x[t] + 8 * kGroup;
-    BlockDots<Arch, kGroup / 2, T>(weights, x, dots);
-    BlockDots<Arch, kGroup / 2, T>(weights + 4 * kGroup, far, high);
+    BlockDots<Arch, kGroup / 2, kTail, T>(weights, bytes, x, dots);
+    BlockDots<Arch, kGroup / 2, kTail, T>(weights + 4 * kGroup, bytes - 4 * kGroup, far, high);
     for (int t = 0; t < T; ++t) dots[t] = Arch::Pairs(dots[t], high[t]);
   }
 }
 
-template <class Arch, ScaleType kType>
-inline constexpr int kScaleBytes = kType == ScaleType::kFp32 ? 4 : 2;
+// Adds `count` blocks from `block` on to the sums; kTail where they are fewer than 16.
+template <class Arch, int kGroup, ScaleType kType, bool kTail, int T>
+inline void AddBlocks(const PreparedLayout& layout, const uint8_t* weights, const char* scales,
+                      int block, int count, const char* const* prepared,
+                      typename Arch::Floats* sums) {
+  const int8_t* x[T];
+  for (int t = 0; t < T; ++t) {
+    x[t] = reinterpret_cast<const int8_t*>(prepared[t] + layout.values) +
+           static_cast<size_t>(block) * kGroup;
+  }
+  typename Arch::Ints dots[T];
+  BlockDots<Arch, kGroup, kTail, T>(weights + static_cast<size_t>(block) * (kGroup / 2),
+                                    count * (kGroup / 2), x, dots);
+  const typename Arch::Floats scale = Arch::template LoadScales<kType, kTail>(
+      scales + static_cast<size_t>(block) * (kType == ScaleType::kFp32 ? 4 : 2), count);
+  for (int t = 0; t < T; ++t) {
+    // Blocks beyond the last add +0. That would change only a sum of -0, and there is none: it
+    // starts at +0, and sums and products are multiples of the smallest denormal.
+    sums[t] = Arch::Accumulate(sums[t], dots[t], prepared[t] + layout.eight_sums + 4 * block, scale,
+                               prepared[t] + 4 * block);
+  }
+}
 
 template <class Arch, int kGroup, ScaleType kType, int T>
 inline void Row(const PackedMatrix& matrix, int row, int columns, const char* const* prepared,
@@ -40,34 +62,13 @@ inline void Row(const PackedMatrix& matrix, int row, int columns, const char* co
   const int blocks = columns / kGroup;
   typename Arch::Floats sums[T];
   for (int t = 0; t < T; ++t) sums[t] = Arch::Zero();
-  alignas(64) uint8_t tail_weights[kSums * kGroup / 2];
-  alignas(64) char tail_scales[kSums * sizeof(float)];
-  for (int block = 0; block < blocks; block += kSums) {
-    const int count = blocks - block < kSums ? blocks - block : kSums;
-    const uint8_t* w = weights + static_cast<size_t>(block) * (kGroup / 2);
-    const char* s = scales + static_cast<size_t>(block) * kScaleBytes<Arch, kType>;
-    if (count < kSums) {  // a copy, so that nothing is read beyond the row
-      __builtin_memset(tail_weights, 0, sizeof(tail_weights));
-      __builtin_memset(tail_scales, 0, sizeof(tail_scales));
-      __builtin_memcpy(tail_weights, w, static_cast<size_t>(count) * (kGroup / 2));
-      __builtin_memcpy(tail_scales, s, static_cast<size_t>(count) * kScaleBytes<Arch, kType>);
-      w = tail_weights;
-      s = tail_scales;
-    }
-    const int8_t* x[T];
-    for (int t = 0; t < T; ++t) {
-      x[t] = reinterpret_cast<const int8_t*>(prepared[t] + layout.values) +
-             static_cast<size_t>(block) * kGroup;
-    }
-    typename Arch::Ints dots[T];
-    BlockDots<Arch, kGroup, T>(w, x, dots);
-    const typename Arch::Floats scale = Arch::template LoadScales<kType>(s);
-    for (int t = 0; t < T; ++t) {
-      // Blocks beyond the last add +0. That would change only a sum of -0, and there is none: it
-      // starts at +0, and sums and products are multiples of the smallest denormal.
-      sums[t] = Arch::Accumulate(sums[t], dots[t], prepared[t] + layout.eight_sums + 4 * block,
-                                 scale, prepared[t] + 4 * block);
-    }
+  int block = 0;
+  for (; block + kSums <= blocks; block += kSums) {
+    AddBlocks<Arch, kGroup, kType, false, T>(layout, weights, scales, block, kSums, prepared, sums);
+  }
+  if (block < blocks) {
+    AddBlocks<Arch, kGroup, kType, true, T>(layout, weights, scales, block, blocks - block,
+                                            prepared, sums);
   }
   for (int t = 0; t < T; ++t) out[t] = Canonical<Arch>(Arch::Sum(sums[t]));
 }

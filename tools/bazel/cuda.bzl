@@ -27,7 +27,8 @@ def _run_nvcc(ctx, source, output, arguments, context):
         inputs = depset([source], transitive = [context.headers]),
         outputs = [output],
         mnemonic = "Nvcc",
-        progress_message = "Compiling %s with nvcc" % source.short_path,
+        # By the output, which tells an object from its PTX: tools/test reads the time of one of them.
+        progress_message = "Compiling %s with nvcc" % output.short_path,
         # nvcc names its temporary files after the source; two actions must not share a folder.
         env = {"PATH": "/usr/bin:/bin:" + CUDA_HOME + "/bin", "TMPDIR": "/tmp"},
     )

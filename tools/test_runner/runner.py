@@ -13,6 +13,7 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import kernel_table  # noqa: E402
 import results  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -79,11 +80,17 @@ def bazel(arguments):
 
 def run_build(report):
     print("Building everything ...", flush=True)
-    start = time.monotonic()
-    status = bazel(["build", "--noshow_progress", "--keep_going", "//..."])
-    report.step("build", time.monotonic() - start, BUILD_MINUTES, "done" if status == 0 else "FAILED")
-    if status != 0:
-        report.bad.append("the build failed")
+    with tempfile.TemporaryDirectory() as folder:
+        profile = pathlib.Path(folder) / "profile.gz"
+        start = time.monotonic()
+        status = bazel(["build", "--noshow_progress", "--keep_going", f"--profile={profile}", "//..."])
+        report.step("build", time.monotonic() - start, BUILD_MINUTES, "done" if status == 0 else "FAILED")
+        if status != 0:
+            report.bad.append("the build failed")
+            return
+        summary = kernel_table.summarize(kernel_table.read_profile(profile), kernel_table.read_ptx(ROOT))
+    report.lines.append(f"    {summary.line}")
+    report.bad += summary.breaches
 
 
 def run_suite(suite, report, total):

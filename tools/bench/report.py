@@ -45,6 +45,9 @@ def page(rows):
         f"ranks as {first['placement']}, top-k {first['top_k']}, {first['dtype']}, programmatic launch "
         f"{'on' if first['programmatic'] else 'off'}. Microseconds per launch: median (minimum, 90th percentile).",
         "",
+        "The peer was compiled with Stoker's flags (`-fmad=false`), where its own build uses `-use_fast_math` and "
+        "contraction; the effect on its times has not been measured and may flatter the ratios.",
+        "",
         "Errors are mean absolute differences from FP64: residual_out / norm_out, beside the rounding floor of "
         "residual_out.",
         "",

@@ -401,7 +401,9 @@ absl::StatusOr<bool> CudaCommunicator::LaunchInFlight() {
   // the ticket that every CTA takes on the device cannot.
   const int32_t missing =
       static_cast<int32_t>(control.first_epoch + eager_launches_ - control.epoch);
-  return control.started != 0 || missing > 0;
+  // A launch advances the epoch before its last CTA arrives.
+  const bool arriving = control.finished[(control.epoch - 1u) & 1u] != control.last_ctas;
+  return control.started != 0 || arriving || missing > 0;
 }
 
 absl::Status CudaCommunicator::BeforeLaunch(cudaStream_t stream) {

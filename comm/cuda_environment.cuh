@@ -35,19 +35,47 @@ class CudaEnvironment {
   __device__ __forceinline__ void LaunchDependents() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   }
+  // Relaxed: all that must be visible afterwards are the barriers of InitPartials, and those have a
+  // fence of their own. A release would first wait for every store that the CTA has under way.
   __device__ __forceinline__ void ClusterArrive() {
-    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
   }
   __device__ __forceinline__ void ClusterWait() {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
   }
-  __device__ __forceinline__ void StoreClusterShared(float* place, int cta, float value) {
-    const uint32_t local = static_cast<uint32_t>(__cvta_generic_to_shared(place));
+  // A partial is sent by an asynchronous store that counts its bytes on a barrier beside it when it
+  // has arrived (PTX ISA, st.async and mbarrier), so that nobody waits for other stores: a cluster
+  // barrier with release semantics would wait for those to the peers and the outputs.
+  __device__ __forceinline__ void InitPartials() {
+    for (int slot = 0; slot < 2; ++slot) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(Address(Barriers() + slot))
+                   : "memory");
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __device__ __forceinline__ void ExpectPartials(int slot, int count) {
     asm volatile(
-        "{\n\t.reg .u32 remote;\n\t"
-        "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
-        "st.shared::cluster.f32 [remote], %2;\n\t}" ::"r"(local),
-        "r"(cta), "f"(value)
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Address(Barriers() + slot)),
+        "r"(count * static_cast<int>(sizeof(float)))
+        : "memory");
+  }
+  __device__ __forceinline__ void SendPartial(int slot, int index, int cta, float value) {
+    asm volatile(
+        "{\n\t.reg .u32 place, barrier;\n\t"
+        "mapa.shared::cluster.u32 place, %0, %2;\n\t"
+        "mapa.shared::cluster.u32 barrier, %1, %2;\n\t"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [place], %3, [barrier];\n\t"
+        "}" ::"r"(Address(Partials(slot) + index)),
+        "r"(Address(Barriers() + slot)), "r"(cta), "r"(__float_as_uint(value))
+        : "memory");
+  }
+  __device__ __forceinline__ void AwaitPartials(int slot, int phase) {
+    asm volatile(
+        "{\n\t.reg .pred complete;\n\t"
+        "again:\n\t"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 complete, [%0], %1;\n\t"
+        "@!complete bra again;\n\t}" ::"r"(Address(Barriers() + slot)),
+        "r"(phase)
         : "memory");
   }
 #else
@@ -59,15 +87,25 @@ class CudaEnvironment {
   __device__ __forceinline__ void LaunchDependents() {}
   __device__ __forceinline__ void ClusterArrive() {}
   __device__ __forceinline__ void ClusterWait() { SyncBlock(); }
-  __device__ __forceinline__ void StoreClusterShared(float* place, int, float value) {
-    *place = value;
-  }
+  __device__ __forceinline__ void InitPartials() {}
+  __device__ __forceinline__ void ExpectPartials(int, int) {}
+  __device__ __forceinline__ void SendPartial(int, int, int, float) {}
+  __device__ __forceinline__ void AwaitPartials(int, int) {}
 #endif
 
   // Not __syncthreads: row warps and the service warp meet from different places in the code. Not
   // .aligned, here and above: a warp need not have reconverged after polling.
   __device__ __forceinline__ void SyncBlock() {
     asm volatile("barrier.cta.sync 1, %0;" ::"r"(blockDim.x) : "memory");
+  }
+  __device__ __forceinline__ void SyncRows(int threads) {
+    asm volatile("barrier.cta.sync 2, %0;" ::"r"(threads) : "memory");
+  }
+  __device__ __forceinline__ void ArriveRows() {
+    asm volatile("barrier.cta.arrive 3, %0;" ::"r"(blockDim.x) : "memory");
+  }
+  __device__ __forceinline__ void AwaitRows() {
+    asm volatile("barrier.cta.sync 3, %0;" ::"r"(blockDim.x) : "memory");
   }
   __device__ __forceinline__ uint32_t Shuffle(uint32_t value, int lane) {
     return __shfl_sync(0xFFFFFFFFu, value, lane);
@@ -145,6 +183,9 @@ class CudaEnvironment {
                  : "memory");
     return old;
   }
+  __device__ __forceinline__ void CountUp(uint32_t* p) {
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+  }
   __device__ __forceinline__ uint32_t AtomicAddAcqRel(uint32_t* p, uint32_t v) {
     uint32_t old;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
@@ -177,12 +218,11 @@ class CudaEnvironment {
   __device__ __forceinline__ void ClearTrouble() { *TroubleFlag() = 0u; }
   __device__ __forceinline__ void RaiseTrouble() { *TroubleFlag() = 1u; }
   __device__ __forceinline__ bool Trouble() { return *TroubleFlag() != 0u; }
-  __device__ __forceinline__ float* SharedPartials() {
-    __shared__ float partials[kSharedFloats];
-    return partials;
+  __device__ __forceinline__ float LoadPartial(int slot, int index) {
+    return *static_cast<const volatile float*>(Partials(slot) + index);
   }
-  __device__ __forceinline__ float LoadShared(const float* p) {
-    return *static_cast<const volatile float*>(p);
+  __device__ __forceinline__ void StorePartial(int slot, int index, float value) {
+    *static_cast<volatile float*>(Partials(slot) + index) = value;
   }
 
   __device__ __forceinline__ static float Fma(float a, float b, float c) {
@@ -206,6 +246,17 @@ class CudaEnvironment {
   __device__ __forceinline__ void Await() {}
 
  private:
+  __device__ __forceinline__ static uint32_t Address(const void* shared) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  }
+  __device__ __forceinline__ static float* Partials(int slot) {
+    __shared__ float partials[2 * kPartialsMax];
+    return partials + slot * kPartialsMax;
+  }
+  __device__ __forceinline__ static uint64_t* Barriers() {
+    __shared__ uint64_t barriers[2];
+    return barriers;
+  }
   __device__ __forceinline__ volatile uint32_t* TroubleFlag() {
     __shared__ uint32_t trouble;
     return &trouble;

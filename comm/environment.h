@@ -21,7 +21,12 @@
 //
 // Meeting: all threads of the CTA, cluster or warp take part, from wherever in the code they are
 //   SyncBlock()                        barrier of the CTA; orders its memory accesses
-//   ClusterArrive(), ClusterWait()     split barrier of the cluster, release and acquire
+//   SyncRows(threads)                  as SyncBlock, of the CTA's first `threads` threads only
+//   ArriveRows(), AwaitRows()          the row threads arrive once a launch and go on; the service
+//                                      warp waits for all of them. What was loaded before counts as
+//                                      read only if something before the arrival used it.
+//   ClusterArrive(), ClusterWait()     split barrier of the cluster: all its CTAs have started, and
+//                                      what InitPartials did is visible to them
 //   uint32_t Shuffle(value, lane), float ShuffleXor(value, mask), bool Any(predicate)
 //
 // Memory
@@ -36,15 +41,23 @@
 //   LoadWord, StoreWord, LoadWord64, StoreWord64
 //                                      control words and health page; relaxed at system scope
 //   uint32_t AtomicAdd(p, v)           relaxed at device scope
+//   CountUp(p)                         adds 1, relaxed at device scope; answers nothing
 //   uint32_t AtomicAddAcqRel(p, v)     acquire and release at device scope
 //   CompareAndSwap(p, expected, desired), CompareAndSwap64(...)
 //                                      relaxed at device scope; return the value found
 //   FenceDevice(), FenceSystem()       acquire-release fences
 //   ClearTrouble(), RaiseTrouble(), bool Trouble()
 //                                      a flag of the CTA; a barrier lies between the three
-//   float* SharedPartials()            CTA memory for comm/row_reduction.h
-//   StoreClusterShared(p, cta, v)      store to the same place in a CTA of this cluster
-//   float LoadShared(p)
+//
+// Exchange of partial sums within a cluster (comm/row_reduction.h); `slot` is 0 or 1
+//   float LoadPartial(slot, i), StorePartial(slot, i, v)
+//                                      this CTA's buffer
+//   InitPartials()                     one thread of the CTA, before the cluster's barrier
+//   ExpectPartials(slot, count)        one thread of the CTA: `count` partials complete this phase
+//   SendPartial(slot, i, cta, v)       stores into that CTA's buffer, and counts there once it lies
+//                                      there
+//   AwaitPartials(slot, phase)         until the phase (0, 1, 0, ...) of this CTA's slot is
+//                                      complete; what was counted is visible
 //
 // Arithmetic, each correctly rounded to nearest even, none contracted
 //   Fma, SquareRoot, Reciprocal
@@ -63,9 +76,7 @@
 
 namespace stoker::comm {
 
-// Floats of CTA memory that the row reduction needs: two buffers of one partial a canonical warp
-// (kHiddenMax / 8 / 32 = 64).
+// Partials of a row, one a canonical warp: kHiddenMax / 8 / 32.
 inline constexpr int kPartialsMax = 64;
-inline constexpr int kSharedFloats = 2 * kPartialsMax;
 
 }  // namespace stoker::comm

@@ -25,6 +25,9 @@ STOKER_DEVICE void CopyRing(Env env, const OneShotParams& p, int first, int step
   const uint32_t* from = reinterpret_cast<const uint32_t*>(RingOf(p.workspace[p.rank]));
   uint32_t* to = reinterpret_cast<uint32_t*>(p.health->ring);
   constexpr int kWords = kLaunchRing * static_cast<int>(sizeof(LaunchEntry)) / 4;
+#if defined(__CUDACC__)
+#pragma unroll 1
+#endif
   for (int word = first; word < kWords; word += step) {
     env.StoreWord(to + word, env.LoadWord(from + word));
   }

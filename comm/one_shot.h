@@ -10,12 +10,11 @@
 //
 //   Producer: Fetch(env, token)               begin loading what Row needs
 //             Row(env, token, vectors, rows)  this rank's row, rounded to the wire type
-//             bad_token(), bad_detail()       a token whose inputs this thread found bad, or -1
+//             bad_token(), bad_detail(env)    a token whose inputs this thread found bad, or -1
 //   Epilogue: Fetch(env, token, vectors)      begin loading what Take needs
 //             Take(env, token, vectors, v, sums)  the sum of the thread's v-th vector
-//             Finish(env, token, vectors, parity) all vectors of the row have been taken
+//             Finish(env, token, vectors, turn) all vectors of the row have been taken
 // and the service warp
-//             Accompany(env)                  meets the row threads wherever Finish meets them
 //             FillNan(env)                    all outputs of all tokens
 //
 // Before the launch: the mailbox holds sentinels and the headers hold epochs e - 2, or this rank's
@@ -33,6 +32,7 @@
 
 #include "comm/failure_path.h"
 #include "comm/header_check.h"
+#include "comm/launch_end.h"
 #include "comm/one_shot_params.h"
 #include "comm/protocol.h"
 #include "comm/wire_type.h"
@@ -72,11 +72,16 @@ STOKER_DEVICE Packet NanPacket() {
 
 template <class Env>
 STOKER_DEVICE Launch BeginLaunch(Env env, const OneShotParams& p) {
-  // Read after the grid dependency: the previous launch's last CTA advances the epoch.
+  // Read after the grid dependency: the launch before advances the epoch.
   const Control* control = ControlOf(p.workspace[p.rank]);
+  uint32_t epoch = 0, abort = 0;
+  if (env.lane() == 0) {
+    epoch = env.LoadWord(&control->epoch);
+    abort = env.LoadWord(&control->abort);
+  }
   Launch launch;
-  launch.epoch = env.LoadWord(&control->epoch);
-  launch.failed = env.LoadWord(&control->abort) != 0u;
+  launch.epoch = env.Shuffle(epoch, 0);
+  launch.failed = env.Shuffle(abort, 0) != 0u;
   return launch;
 }
 
@@ -118,8 +123,9 @@ STOKER_DEVICE bool Poll(Env env, const OneShotParams& p, const Packet* first, ui
   return false;
 }
 
-// This rank's mailbox has the packet of every peer when it returns, and is empty again. On failure
-// the rows are NaN and launch.failed is set.
+// Completes `rows`, which holds this rank's own packet in its place, with what the peers have
+// pushed; the mailbox is empty again when it returns. On failure all rows are NaN and launch.failed
+// is set.
 template <int kWorld, class Env>
 STOKER_DEVICE void Receive(Env env, const OneShotParams& p, Launch& launch, int token, int vector,
                            Packet (&rows)[kWorld]) {
@@ -149,19 +155,18 @@ STOKER_DEVICE void Receive(Env env, const OneShotParams& p, Launch& launch, int 
   for (int r = 0; r < kWorld; ++r) rows[r] = NanPacket();
 }
 
-// FP32 sum of one vector over the ranks, in rank order, so that all ranks get the same bits. The
-// own row, rounded like the others, stands in at its place.
+// FP32 sum of one vector over the ranks, in rank order, so that all ranks get the same bits.
 template <class T, int kWorld, class Env>
-STOKER_DEVICE void SumRanks(Env env, const OneShotParams& p, const Packet& own,
-                            const Packet (&rows)[kWorld], float (&sums)[kPacketElements]) {
+STOKER_DEVICE void SumRanks(Env env, int world, const Packet (&rows)[kWorld],
+                            float (&sums)[kPacketElements]) {
 #pragma unroll
   for (int w = 0; w < kPacketWords; ++w) {
-    Unpack<T>(p.rank == 0 ? own.word[w] : rows[0].word[w], sums[2 * w], sums[2 * w + 1]);
+    Unpack<T>(rows[0].word[w], sums[2 * w], sums[2 * w + 1]);
 #pragma unroll
     for (int r = 1; r < kWorld; ++r) {
-      if (r < p.layout.world) {
+      if (r < world) {
         float low, high;
-        Unpack<T>(p.rank == r ? own.word[w] : rows[r].word[w], low, high);
+        Unpack<T>(rows[r].word[w], low, high);
         sums[2 * w] = env.AddRanks(sums[2 * w], low);
         sums[2 * w + 1] = env.AddRanks(sums[2 * w + 1], high);
       }
@@ -169,67 +174,26 @@ STOKER_DEVICE void SumRanks(Env env, const OneShotParams& p, const Packet& own,
   }
 }
 
-// The service warp's part of a launch up to its end. A second launch on this workspace shows by its
-// tickets: this one took some of the other's, or the other some of this one's.
-template <class Env, class Epilogue>
-STOKER_DEVICE void Serve(Env env, const OneShotParams& p, Launch& launch, uint32_t ticket,
-                         Epilogue& epilogue) {
-  if (env.cta() == 0 && !launch.failed) SendHeaders(env, p, launch);
-  if (ticket >= static_cast<uint32_t>(env.ctas())) {
-    launch.failed = true;
-    Fail(env, p, launch.epoch, FailureCode::kOverlap, -1, -1, -1, 0u);
+// The service warp's part of a launch up to its end.
+template <class Env>
+STOKER_DEVICE void Serve(Env env, const OneShotParams& p, Launch& launch) {
+  LastLaunch last{};
+  if (env.cta() == 0) {
+    if (env.lane() == 0) last = ReadLastLaunch(env, ControlOf(p.workspace[p.rank]));
+    if (!launch.failed) SendHeaders(env, p, launch);
   }
-  if (env.cta() == 0 && !AwaitHeaders(env, p, launch)) launch.failed = true;
+  TakeTicket(env, p, launch, last);
+  if (env.cta() == 0) {
+    if (!AwaitHeaders(env, p, launch)) launch.failed = true;
+    HandOver(env, p, launch);
+  }
   if (launch.failed) env.RaiseTrouble();
-  for (int token = env.cluster(); token < p.tokens; token += env.clusters()) {
-    epilogue.Accompany(env);
-  }
-}
-
-// A CTA that had to look at the clock, or failed, says so in the upper half of its arrival.
-inline constexpr uint32_t kArrivedInTrouble = 0x10000u;
-
-// What the last CTA does if any was in trouble: decides whether the outputs stand, and closes the
-// wait.
-template <class Env, class Epilogue>
-STOKER_DEVICE void CloseTrouble(Env env, const OneShotParams& p, Epilogue& epilogue) {
-  Control* control = ControlOf(p.workspace[p.rank]);
-  if (env.LoadWord(&control->abort) != 0u) epilogue.FillNan(env);
-  if (env.LoadWord64(&control->wait_since_ns) != 0u) CloseWait(env, p);
-  if (env.lane() == 0) env.StoreWord64(&control->wait_since_ns, 0u);
-}
-
-// The end of a launch, for the service warp: the last CTA to arrive decides for all of them whether
-// the outputs stand, and hands the counters over to the next launch. Nothing is touched after that.
-//
-// If no CTA was in trouble, every packet came and every header matched: the outputs are right
-// whatever the abort word says by now, and it is not read, which would cost a round trip in every
-// launch.
-template <class Env, class Epilogue>
-STOKER_DEVICE void FinishLaunch(Env env, const OneShotParams& p, const Launch& launch,
-                                Epilogue& epilogue) {
-  Control* control = ControlOf(p.workspace[p.rank]);
-  const uint32_t own = env.Trouble() ? kArrivedInTrouble + 1u : 1u;
-  uint32_t arrived = 0;
-  // Release: this CTA's outputs come before a NaN fill. Acquire: the last one sees all abort words.
-  if (env.lane() == 0) arrived = env.AtomicAddAcqRel(&control->finished, own) + own;
-  arrived = env.Shuffle(arrived, 0);
-  if ((arrived & (kArrivedInTrouble - 1u)) != static_cast<uint32_t>(env.ctas())) return;
-  if (arrived >= kArrivedInTrouble) CloseTrouble(env, p, epilogue);
-  if (launch.epoch % kLaunchRing == kLaunchRing - 1 && !launch.failed) {
-    CopyRing(env, p, env.lane(), 32);
-  }
-  if (env.lane() == 0) {
-    env.StoreWord(&control->started, 0u);
-    env.StoreWord(&control->finished, 0u);
-    env.StoreWord(&control->epoch, launch.epoch + 1u);
-  }
 }
 
 // A row thread's part of one token.
 template <class T, int kWorld, int kVectors, class Env, class Producer, class Epilogue>
 STOKER_DEVICE void ExchangeToken(Env env, const OneShotParams& p, Launch& launch, int token,
-                                 const Vectors<kVectors>& vectors, Producer& producer,
+                                 bool first, const Vectors<kVectors>& vectors, Producer& producer,
                                  Epilogue& epilogue) {
   Packet own[kVectors];
   producer.Row(env, token, vectors, own);
@@ -241,15 +205,21 @@ STOKER_DEVICE void ExchangeToken(Env env, const OneShotParams& p, Launch& launch
       Push<kWorld>(env, p, launch.epoch, token, vectors.index[v], own[v]);
     }
   }
+  // The addresses of the pushes hold the epoch, so it has been read; a launch that pushes nothing
+  // has no more use for it.
+  if (first) env.ArriveRows();
   if (token + env.clusters() < p.tokens) producer.Fetch(env, token + env.clusters());
   epilogue.Fetch(env, token, vectors);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     if (!vectors.inside[v]) continue;
-    Packet rows[kWorld] = {};
+    // The own row, rounded like the others, stands in at its place.
+    Packet rows[kWorld];
+#pragma unroll
+    for (int r = 0; r < kWorld; ++r) rows[r] = r == p.rank ? own[v] : Packet{};
     Receive(env, p, launch, token, vectors.index[v], rows);
     float sums[kPacketElements];
-    SumRanks<T>(env, p, launch.failed ? NanPacket() : own[v], rows, sums);
+    SumRanks<T>(env, p.layout.world, rows, sums);
     epilogue.Take(env, token, vectors, v, sums);
   }
 }
@@ -257,7 +227,10 @@ STOKER_DEVICE void ExchangeToken(Env env, const OneShotParams& p, Launch& launch
 template <class T, int kWorld, int kVectors, class Env, class Producer, class Epilogue>
 STOKER_DEVICE void OneShot(Env env, const OneShotParams& p, Producer& producer,
                            Epilogue& epilogue) {
-  if (env.thread() == 0) env.ClearTrouble();
+  if (env.thread() == 0) {
+    env.ClearTrouble();
+    env.InitPartials();
+  }
   env.ClusterArrive();  // met before the first store to a neighbour: it must have started
   const Vectors<kVectors> vectors = OwnVectors<kVectors>(env, p.packets);
   const bool service = env.warp() == vectors.row_warps;
@@ -267,27 +240,26 @@ STOKER_DEVICE void OneShot(Env env, const OneShotParams& p, Producer& producer,
   int token = env.cluster();
   if (!service && token < p.tokens) producer.Fetch(env, token);
   Launch launch = BeginLaunch(env, p);
-  uint32_t ticket = 0;
-  if (service && env.lane() == 0) {
-    ticket = env.AtomicAdd(&ControlOf(p.workspace[p.rank])->started, 1u);
-  }
   env.ClusterWait();
 
   if (service) {
-    Serve(env, p, launch, ticket, epilogue);
+    Serve(env, p, launch);
   } else {
+    if (token >= p.tokens) env.ArriveRows();
     for (int turn = 0; token < p.tokens; token += env.clusters(), ++turn) {
-      ExchangeToken<T, kWorld>(env, p, launch, token, vectors, producer, epilogue);
-      epilogue.Finish(env, token, vectors, turn & 1);
+      ExchangeToken<T, kWorld>(env, p, launch, token, turn == 0, vectors, producer, epilogue);
+      epilogue.Finish(env, token, vectors, turn);
     }
     if (producer.bad_token() >= 0) {
       env.RaiseTrouble();
       Fail(env, p, launch.epoch, FailureCode::kIndexOutOfRange, -1, producer.bad_token(), -1,
-           producer.bad_detail());
+           producer.bad_detail(env));
     }
   }
-  if (p.early_trigger == 0u) env.LaunchDependents();
-  env.SyncBlock();  // the CTA's stores and polls come before its arrival
+  // By the row threads only: a CTA's first call counts for all of it, and before the rows are done
+  // the next launch would take places that other ranks' CTAs of this one may still need.
+  if (p.early_trigger == 0u && !service) env.LaunchDependents();
+  env.SyncBlock();  // the CTA's rows come before its arrival
   if (service) FinishLaunch(env, p, launch, epilogue);
 }
 

@@ -33,7 +33,7 @@ inline constexpr int kTopKMax = 32;
 inline constexpr int kPacketBytes = 16;
 inline constexpr int kPacketWords = 4;
 inline constexpr int kPacketElements = 8;  // both wire types are 2 bytes wide
-inline constexpr uint32_t kProtocolVersion = 1;
+inline constexpr uint32_t kProtocolVersion = 2;
 inline constexpr uint64_t kWorkspaceMagic = 0x31304b4f54535b4cull;
 
 // An empty word. No arithmetic result equals it, because a NaN is stored as 0x7FFF; a raw payload
@@ -125,7 +125,7 @@ struct alignas(16) Header {
 // are touched by this rank alone, but for `abort`, which peers and the host set.
 struct alignas(128) Control {
   uint64_t magic;
-  uint32_t epoch;  // of the launch in flight or the next one; advanced by the last CTA to finish
+  uint32_t epoch;  // of the next launch once all CTAs of the one in flight have read it
   uint32_t abort;  // non-zero: no waiting; outputs become NaN; sticky until Reset
   uint32_t generation;
   uint32_t first_epoch;  // of this generation: fewer than kStartupEpochs later is start-up
@@ -133,13 +133,14 @@ struct alignas(128) Control {
   uint64_t startup_timeout_ns;
   uint64_t reserved0[11];
 
-  uint32_t started;        // tickets taken in this launch; reset by the last CTA to finish
-  uint32_t finished;       // CTAs arrived at the end; reset by the last one
+  uint32_t started;      // CTAs that hold the epoch of the launch in flight; 0 once it is advanced
+  uint32_t finished[2];  // by epoch parity: CTAs of that launch that have arrived at their end
+  uint32_t last_ctas;    // of the launch that advanced the epoch last
   uint64_t wait_since_ns;  // when this launch first had to wait; 0 if it did not yet
   uint32_t record_claimed;
   uint32_t reserved1;
   uint64_t waited_ns[kWorldMax];  // total per peer, copied to the health page
-  uint64_t reserved2[5];
+  uint64_t reserved2[4];
 };
 static_assert(sizeof(Control) == 256 && offsetof(Control, started) == 128);
 

@@ -56,7 +56,6 @@ class FinalizeProducer {
     const bool bad = index_ >= p_.row_count;
     if (bad) {
       bad_token_ = token;
-      bad_index_ = index_;
       index_ = -1;
     }
     float weight = comm::FloatFromBits(weight_);
@@ -86,8 +85,17 @@ class FinalizeProducer {
   }
 
   STOKER_DEVICE int32_t bad_token() const { return bad_token_; }
-  STOKER_DEVICE uint64_t bad_detail() const {
-    return static_cast<uint64_t>(p_.row_count) << 32 | static_cast<uint32_t>(bad_index_);
+  // The rows there are and the first index of bad_token() that is not below them; loaded anew, so
+  // that launches with good indices keep no register for it.
+  template <class Env>
+  STOKER_DEVICE uint64_t bad_detail(Env env) const {
+    const int32_t* route = p_.indices + static_cast<int64_t>(bad_token_) * p_.top_k;
+    int32_t index = 0;
+#pragma unroll 1
+    for (int k = 0; k < p_.top_k && index < p_.row_count; ++k) {
+      index = static_cast<int32_t>(env.LoadInput32(route + k));
+    }
+    return static_cast<uint64_t>(p_.row_count) << 32 | static_cast<uint32_t>(index);
   }
 
  private:
@@ -95,36 +103,45 @@ class FinalizeProducer {
     return static_cast<int64_t>(token) * p_.packets + vector;
   }
 
-  // A dropped route has weight +0 and a row of -0: fma(+0, -0, a) = a for every a, signed zeros,
-  // NaN and infinities included, so it needs no branch of its own.
+  // The first chunk is code of its own: its sums start as constants, so that the rows have their
+  // registers while they are under way.
   template <int kRows, bool kStreamed, class Env>
   STOKER_DEVICE void SumRoutes(Env env, float weight, int vector, bool inside,
                                float (&sum)[comm::kPacketElements]) {
-    const comm::Packet* column = p_.rows + vector;
+    SumChunk<kRows, kStreamed>(env, weight, vector, inside, 0, sum);
 #pragma unroll 1
-    for (int first = 0; first < p_.top_k; first += kRows) {
-      comm::Packet row[kRows];
+    for (int first = kRows; first < p_.top_k; first += kRows) {
+      SumChunk<kRows, kStreamed>(env, weight, vector, inside, first, sum);
+    }
+  }
+
+  // A dropped route has weight +0 and a row of -0: fma(+0, -0, a) = a for every a, signed zeros,
+  // NaN and infinities included, so it needs no branch of its own.
+  template <int kRows, bool kStreamed, class Env>
+  STOKER_DEVICE void SumChunk(Env env, float weight, int vector, bool inside, int first,
+                              float (&sum)[comm::kPacketElements]) {
+    const comm::Packet* column = p_.rows + vector;
+    comm::Packet row[kRows];
 #pragma unroll
-      for (int k = 0; k < kRows; ++k) {
-        const int32_t index =
-            static_cast<int32_t>(env.Shuffle(static_cast<uint32_t>(index_), (first + k) & 31));
-        row[k] = comm::Packet{{kMinusZeroPair, kMinusZeroPair, kMinusZeroPair, kMinusZeroPair}};
-        if (index >= 0 && inside) {
-          const comm::Packet* place = column + static_cast<int64_t>(index) * p_.packets;
-          row[k] = kStreamed ? env.LoadStreamed(place) : env.LoadInput(place);
-        }
+    for (int k = 0; k < kRows; ++k) {
+      const int32_t index =
+          static_cast<int32_t>(env.Shuffle(static_cast<uint32_t>(index_), (first + k) & 31));
+      row[k] = comm::Packet{{kMinusZeroPair, kMinusZeroPair, kMinusZeroPair, kMinusZeroPair}};
+      if (index >= 0 && inside) {
+        const comm::Packet* place = column + static_cast<int64_t>(index) * p_.packets;
+        row[k] = kStreamed ? env.LoadStreamed(place) : env.LoadInput(place);
       }
+    }
 #pragma unroll
-      for (int k = 0; k < kRows; ++k) {
-        const float w =
-            comm::FloatFromBits(env.Shuffle(comm::BitsFromFloat(weight), (first + k) & 31));
+    for (int k = 0; k < kRows; ++k) {
+      const float w =
+          comm::FloatFromBits(env.Shuffle(comm::BitsFromFloat(weight), (first + k) & 31));
 #pragma unroll
-        for (int i = 0; i < comm::kPacketWords; ++i) {
-          float low, high;
-          comm::Unpack<T>(row[k].word[i], low, high);
-          sum[2 * i] = env.Fma(w, low, sum[2 * i]);
-          sum[2 * i + 1] = env.Fma(w, high, sum[2 * i + 1]);
-        }
+      for (int i = 0; i < comm::kPacketWords; ++i) {
+        float low, high;
+        comm::Unpack<T>(row[k].word[i], low, high);
+        sum[2 * i] = env.Fma(w, low, sum[2 * i]);
+        sum[2 * i + 1] = env.Fma(w, high, sum[2 * i + 1]);
       }
     }
   }
@@ -155,7 +172,6 @@ class FinalizeProducer {
   int32_t index_ = -1;   // of route `lane`
   uint32_t weight_ = 0;  // its weight's bits, of T or FP32
   int32_t bad_token_ = -1;
-  int32_t bad_index_ = -1;
 };
 
 }  // namespace stoker::moe

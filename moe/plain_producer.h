@@ -32,7 +32,10 @@ class PlainProducer {
   }
 
   STOKER_DEVICE int32_t bad_token() const { return -1; }
-  STOKER_DEVICE uint64_t bad_detail() const { return 0; }
+  template <class Env>
+  STOKER_DEVICE uint64_t bad_detail(Env) const {
+    return 0;
+  }
 
  private:
   const PlainParams& p_;

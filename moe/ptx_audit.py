@@ -31,9 +31,9 @@ def entries(text):
 
 
 def expected_fmas(producer, vectors):
-    """Routes in chunks of eight rows (four for several vectors), squares, and the mean's one."""
+    """Routes in chunks of eight rows (four for several vectors), the first apart; squares; the mean's one."""
     rows = 8 if vectors == 1 else 4
-    routes = rows * 8 * vectors if producer == "Finalize" else 0
+    routes = 2 * rows * 8 * vectors if producer == "Finalize" else 0
     return routes + 8 * vectors + 1
 
 
@@ -70,7 +70,9 @@ def breaches(name, body, programmatic):
     if weak != 2 * vectors + 2:
         found.append(f"{name}: {weak} weak vector stores; {2 * vectors + 2} outputs are written")
     if not re.search(r"atom\.acq_rel\.gpu\.global\.add", body):
-        found.append(f"{name}: the arrival at the end is not acquire-release")
+        found.append(f"{name}: the ticket is not acquire-release")
+    if re.search(r"barrier\.cluster\.arrive(?!\.relaxed)", body):
+        found.append(f"{name}: a cluster barrier that waits for the stores to the peers")
     return found
 
 
@@ -97,10 +99,11 @@ def self_test(text):
         "load before the wait": lambda t: t.replace("griddepcontrol.wait;",
                                                     "ld.global.u32 %r1, [%rd1]; griddepcontrol.wait;", 1),
         "no wait": lambda t: t.replace("griddepcontrol.wait", "griddepcontrol.nothing"),
-        "weak arrival": lambda t: t.replace("atom.acq_rel.gpu.global.add", "atom.relaxed.gpu.global.add"),
+        "cluster barrier with release": lambda t: t.replace("cluster.arrive.relaxed", "cluster.arrive.release"),
+        "weak ticket": lambda t: t.replace("atom.acq_rel.gpu.global.add", "atom.relaxed.gpu.global.add"),
     }
     if "griddepcontrol.wait" not in text:  # below sm_90
-        del spoilings["load before the wait"], spoilings["no wait"]
+        del spoilings["load before the wait"], spoilings["no wait"], spoilings["cluster barrier with release"]
     missed = [name for name, spoil in spoilings.items() if spoil(text) == text or not audit(spoil(text))[0]]
     return [f"the spoiling \"{name}\" was not found" for name in missed]
 

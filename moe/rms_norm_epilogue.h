@@ -21,10 +21,12 @@ class RmsNormEpilogue {
   // Puts the residual into flight, so that it arrives while the peers' rows do.
   template <class Env>
   STOKER_DEVICE void Fetch(Env env, int token, const comm::Vectors<kVectors>& vectors) {
-    if (p_.residual_in == nullptr) return;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      if (vectors.inside[v]) x_[v] = env.LoadInput(p_.residual_in + At(token, vectors.index[v]));
+      // Set in every case, so that the last token's needs no registers while rows are gathered.
+      x_[v] = comm::Packet{};
+      if (p_.residual_in != nullptr && vectors.inside[v])
+        x_[v] = env.LoadInput(p_.residual_in + At(token, vectors.index[v]));
     }
   }
 
@@ -36,8 +38,7 @@ class RmsNormEpilogue {
   }
 
   template <class Env>
-  STOKER_DEVICE void Finish(Env env, int token, const comm::Vectors<kVectors>& vectors,
-                            int parity) {
+  STOKER_DEVICE void Finish(Env env, int token, const comm::Vectors<kVectors>& vectors, int turn) {
     float squares[kVectors] = {};
     comm::Packet gamma[kVectors] = {};
 #pragma unroll
@@ -56,7 +57,7 @@ class RmsNormEpilogue {
       }
     }
     const float total =
-        comm::SumOverRow<kVectors>(env, squares, vectors.row_warps, p_.packets, parity);
+        comm::SumOverRow<kVectors>(env, squares, vectors.row_warps, p_.packets, turn);
     const float rstd = env.Reciprocal(env.SquareRoot(env.Fma(total, p_.inverse_hidden, p_.eps)));
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -72,11 +73,6 @@ class RmsNormEpilogue {
       }
       env.StoreOutput(p_.norm_out + At(token, vectors.index[v]), out);
     }
-  }
-
-  template <class Env>
-  STOKER_DEVICE void Accompany(Env env) {
-    comm::MeetCluster(env);
   }
 
   template <class Env>
@@ -128,7 +124,7 @@ class RmsNormEpilogue {
   }
 
   const RmsNormParams& p_;
-  comm::Packet x_[kVectors] = {};
+  comm::Packet x_[kVectors];
 };
 
 }  // namespace stoker::moe

@@ -16,7 +16,6 @@ class OneGridEnvironment : public comm::CudaEnvironment {
   __device__ int cluster_size() const { return 1; }
   __device__ void ClusterArrive() {}
   __device__ void ClusterWait() { SyncBlock(); }
-  __device__ void StoreClusterShared(float* place, int, float value) { *place = value; }
 };
 
 __global__ void __launch_bounds__(moe::kThreadsMax, 1)

@@ -1,33 +1,58 @@
 // `stoker bench finalize` with the peers that are installed (tools/bench/peers/fetch).
+#include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/flags/parse.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "tools/bench/peers/flashinfer_finalize.h"
+#include "tools/bench/local_finalize.h"
+#include "tools/bench/peers/flashinfer.h"
 #include "tools/stoker/bench_finalize_flags.h"
 
 namespace {
 
-absl::StatusOr<stoker::bench::ContenderLaunch> MakeFlashInfer(int world,
-                                                              const stoker::moe::Shape& shape,
-                                                              bool programmatic) {
-  STOKER_ASSIGN_OR_RETURN(
-      std::shared_ptr<stoker::bench::FlashInferFinalize> peer,
-      stoker::bench::FlashInferFinalize::Create(world, shape.tokens, shape.hidden));
-  return stoker::bench::ContenderLaunch(
-      [peer, shape, programmatic](int rank, const stoker::moe::FinalizeArguments& finalize,
-                                  const stoker::moe::NormArguments& norm, cudaStream_t stream) {
-        return peer->Launch(rank, shape, finalize, norm, programmatic, stream);
+using stoker::bench::ContenderLaunch;
+using stoker::bench::FlashInferWorkspace;
+using stoker::moe::FinalizeArguments;
+using stoker::moe::NormArguments;
+using stoker::moe::Shape;
+
+absl::StatusOr<ContenderLaunch> MakeFinalize(int world, const Shape& shape, bool programmatic) {
+  STOKER_ASSIGN_OR_RETURN(std::shared_ptr<FlashInferWorkspace> workspace,
+                          FlashInferWorkspace::Create(world, shape.tokens, shape.hidden));
+  return ContenderLaunch(
+      [workspace, shape, programmatic](int rank, const FinalizeArguments& finalize,
+                                       const NormArguments& norm, cudaStream_t stream) {
+        return stoker::bench::FlashInferFinalize(*workspace, rank, shape, finalize, norm,
+                                                 programmatic, stream);
       });
+}
+
+// Our finalize kernel, then FlashInfer's all-reduce.
+stoker::bench::Peer AllReducePeer(const std::string& name, bool one_shot) {
+  return {name,
+          [one_shot](int world, const Shape& shape,
+                     bool programmatic) -> absl::StatusOr<ContenderLaunch> {
+            STOKER_ASSIGN_OR_RETURN(std::shared_ptr<FlashInferWorkspace> workspace,
+                                    FlashInferWorkspace::Create(world, shape.tokens, shape.hidden));
+            auto partials = std::make_shared<stoker::bench::LocalFinalize>(world, shape);
+            return ContenderLaunch([=](int rank, const FinalizeArguments& finalize,
+                                       const NormArguments& norm, cudaStream_t stream) {
+              STOKER_RETURN_IF_ERROR(partials->Launch(rank, finalize, programmatic, stream));
+              return stoker::bench::FlashInferAllReduce(*workspace, rank, one_shot, shape,
+                                                        partials->output(rank), norm, programmatic,
+                                                        stream);
+            });
+          }};
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  const std::string name =
-      absl::StrCat("flashinfer ", stoker::bench::FlashInferFinalize::Version());
-  return stoker::command::RunBenchFinalize({{name, MakeFlashInfer}});
+  const std::string flashinfer = absl::StrCat("flashinfer ", stoker::bench::FlashInferVersion());
+  return stoker::command::RunBenchFinalize(
+      {{flashinfer, MakeFinalize},
+       AllReducePeer(absl::StrCat(flashinfer, " one-shot all-reduce"), true),
+       AllReducePeer(absl::StrCat(flashinfer, " two-shot all-reduce"), false)});
 }

@@ -66,12 +66,8 @@ __device__ __forceinline__ float WarpSum(float value) {
   }
   return value;
 }
-__device__ __forceinline__ void Meet(int cluster_size) {
-  if (cluster_size > 1) {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-  } else {
-    asm volatile("barrier.cta.sync 1, %0;" ::"r"(blockDim.x) : "memory");
-  }
+__device__ __forceinline__ uint32_t Shared(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
 __global__ void __launch_bounds__(1024, 1)
@@ -79,7 +75,13 @@ __global__ void __launch_bounds__(1024, 1)
                         const __grid_constant__ moe::FinalizeParams f,
                         const __grid_constant__ moe::RmsNormParams n) {
   __shared__ float partials[2][64];
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  __shared__ uint64_t complete[2];
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(Shared(&complete[0])) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(Shared(&complete[1])) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
   uint32_t cluster_rank, cluster_size, cluster, clusters;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(cluster_rank));
   asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(cluster_size));
@@ -109,9 +111,13 @@ __global__ void __launch_bounds__(1024, 1)
     weight_bits = static_cast<uint32_t>(bits) << 16;
   };
   if (!service && token < p.tokens) fetch(token);
-  const uint32_t epoch = LoadWord(&control->epoch);
-  bool failed = LoadWord(&control->abort) != 0u;
-  if (service && lane == 0) atomicAdd(&control->started, 1u);
+  uint32_t epoch = 0, abort = 0;
+  if (lane == 0) {
+    epoch = LoadWord(&control->epoch);
+    abort = LoadWord(&control->abort);
+  }
+  epoch = __shfl_sync(0xFFFFFFFFu, epoch, 0);
+  bool failed = __shfl_sync(0xFFFFFFFFu, abort, 0) != 0u;
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 
   if (service) {
@@ -141,17 +147,28 @@ __global__ void __launch_bounds__(1024, 1)
         if (LoadWord64(&seen->tokens) == tokens && LoadWord64(&seen->signature) == signature) break;
       }
     }
-    for (; token < p.tokens; token += clusters) Meet(cluster_size);
+    asm volatile("barrier.cta.sync 3, %0;" ::"r"(blockDim.x) : "memory");
+    if (lane == 0) {
+      asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&control->started) : "memory");
+    }
+    if (blockIdx.x == 0 && lane == 0) {
+      while (LoadWord(&control->started) < gridDim.x) {
+      }
+      asm volatile("fence.acq_rel.gpu;" ::: "memory");
+      control->started = 0u;
+      control->finished[(epoch + 1u) & 1u] = 0u;
+      control->last_ctas = gridDim.x;
+      control->epoch = epoch + 1u;
+    }
   } else {
-    for (int turn = 0; token < p.tokens; token += clusters, turn ^= 1) {
+    for (int turn = 0; token < p.tokens; token += clusters, ++turn) {
       const int64_t at = static_cast<int64_t>(token) * p.packets + vector;
       uint4 shared{};
       if (inside) shared = LoadWeak(f.shared + at);
       if (index >= f.row_count) index = -1;
       const float weight = index < 0 ? 0.0f : __uint_as_float(weight_bits);
       float sum[8] = {};
-#pragma unroll 1
-      for (int first = 0; first < f.top_k; first += 8) {
+      const auto chunk = [&](int first) {
         uint4 row[8];
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
@@ -169,7 +186,10 @@ __global__ void __launch_bounds__(1024, 1)
             sum[2 * i + 1] = __fmaf_rn(w, High(At(row[k], i)), sum[2 * i + 1]);
           }
         }
-      }
+      };
+      chunk(0);
+#pragma unroll 1
+      for (int first = 8; first < f.top_k; first += 8) chunk(first);
       uint4 own{};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -185,6 +205,7 @@ __global__ void __launch_bounds__(1024, 1)
           if (i < p.layout.world) StoreMailbox(comm::MailboxOf(p.workspace[peer]) + pushed, own);
         }
       }
+      if (turn == 0) asm volatile("barrier.cta.arrive 3, %0;" ::"r"(blockDim.x) : "memory");
       if (token + static_cast<int>(clusters) < p.tokens) fetch(token + clusters);
       if (inside) {
         x = LoadWeak(n.residual_in + at);
@@ -243,17 +264,38 @@ __global__ void __launch_bounds__(1024, 1)
       const float warp_sum = WarpSum(square);
       const int canonical = cluster_rank * row_warps + warp;
       const int canonical_warps = (p.packets + 31) / 32;
-      if (canonical < canonical_warps && lane < static_cast<int>(cluster_size)) {
-        const uint32_t local =
-            static_cast<uint32_t>(__cvta_generic_to_shared(&partials[turn][canonical]));
+      const int slot = turn & 1;
+      if (cluster_size > 1 && threadIdx.x == 0) {
         asm volatile(
-            "{\n\t.reg .u32 remote;\n\tmapa.shared::cluster.u32 remote, %0, %1;\n\t"
-            "st.shared::cluster.f32 [remote], %2;\n\t}" ::"r"(local),
-            "r"(lane), "f"(warp_sum)
+            "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Shared(&complete[slot])),
+            "r"(canonical_warps * 4)
             : "memory");
       }
-      Meet(cluster_size);
-      const volatile float* sums = partials[turn];
+      if (canonical < canonical_warps && lane < static_cast<int>(cluster_size)) {
+        if (cluster_size == 1) {
+          *const_cast<volatile float*>(&partials[slot][canonical]) = warp_sum;
+        } else {
+          asm volatile(
+              "{\n\t.reg .u32 place, barrier;\n\t"
+              "mapa.shared::cluster.u32 place, %0, %2;\n\t"
+              "mapa.shared::cluster.u32 barrier, %1, %2;\n\t"
+              "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [place], %3, "
+              "[barrier];\n\t}" ::"r"(Shared(&partials[slot][canonical])),
+              "r"(Shared(&complete[slot])), "r"(lane), "r"(__float_as_uint(warp_sum))
+              : "memory");
+        }
+      }
+      if (cluster_size == 1) {
+        asm volatile("barrier.cta.sync 2, %0;" ::"r"(row_warps * 32) : "memory");
+      } else {
+        asm volatile(
+            "{\n\t.reg .pred done;\n\tagain:\n\t"
+            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n\t"
+            "@!done bra again;\n\t}" ::"r"(Shared(&complete[slot])),
+            "r"(turn >> 1 & 1)
+            : "memory");
+      }
+      const volatile float* sums = partials[slot];
       float total = lane < canonical_warps ? sums[lane] : 0.0f;
       if (canonical_warps > 32)
         total = total + (lane + 32 < canonical_warps ? sums[lane + 32] : 0.0f);
@@ -270,18 +312,11 @@ __global__ void __launch_bounds__(1024, 1)
       }
     }
   }
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if (!service) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   asm volatile("barrier.cta.sync 1, %0;" ::"r"(blockDim.x) : "memory");
   if (!service || lane != 0) return;
-  uint32_t arrived;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
-               : "=r"(arrived)
-               : "l"(&control->finished)
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(&control->finished[epoch & 1u])
                : "memory");
-  if (arrived != gridDim.x - 1u) return;
-  control->started = 0u;
-  control->finished = 0u;
-  control->epoch = epoch + 1u;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -20,29 +21,57 @@ __global__ void Gate(const volatile uint32_t* open) {
   } while (*open == 0 && now - start < 10'000'000'000ull);
 }
 
-struct Rank {
-  cudaGraphExec_t graph = nullptr;
-  cudaEvent_t begin = nullptr;
-  cudaEvent_t end = nullptr;
-};
+}  // namespace
 
-absl::Status Capture(cudaStream_t stream, int rank, int launches, const LaunchFunction& launch,
-                     Rank& result) {
-  cudaGraph_t graph = nullptr;
-  STOKER_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  absl::Status status;
-  for (int i = 0; i < launches && status.ok(); ++i) status = launch(rank, stream);
-  status.Update(CudaStatus(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture"));
-  STOKER_RETURN_IF_ERROR(status);
-  STOKER_CUDA(cudaGraphInstantiate(&result.graph, graph, 0));
-  STOKER_CUDA(cudaGraphDestroy(graph));
-  STOKER_CUDA(cudaEventCreate(&result.begin));
-  return CudaStatus(cudaEventCreate(&result.end), "cudaEventCreate");
+Timing Summarize(std::vector<double> times_us) {
+  std::sort(times_us.begin(), times_us.end());
+  return Timing{times_us.front(), times_us[times_us.size() / 2],
+                times_us[times_us.size() * 9 / 10]};
 }
 
-absl::Status Await(const std::vector<Rank>& ranks, absl::Duration timeout) {
+absl::StatusOr<LaunchTimer> LaunchTimer::Capture(const std::vector<cudaStream_t>& streams,
+                                                 int launches, const LaunchFunction& launch) {
+  LaunchTimer timer;
+  timer.launches_ = launches;
+  STOKER_CUDA(cudaHostAlloc(&timer.gate_, sizeof(*timer.gate_), cudaHostAllocMapped));
+  for (cudaStream_t stream : streams) timer.ranks_.push_back(Rank{.stream = stream});
+  for (size_t r = 0; r < streams.size(); ++r) {
+    STOKER_RETURN_IF_ERROR(timer.CaptureRank(static_cast<int>(r), launch));
+  }
+  return timer;
+}
+
+LaunchTimer::LaunchTimer(LaunchTimer&& other) noexcept
+    : launches_(other.launches_),
+      gate_(std::exchange(other.gate_, nullptr)),
+      ranks_(std::exchange(other.ranks_, {})) {}
+
+LaunchTimer::~LaunchTimer() {
+  for (const Rank& rank : ranks_) {
+    if (rank.graph != nullptr) cudaGraphExecDestroy(rank.graph);
+    if (rank.begin != nullptr) cudaEventDestroy(rank.begin);
+    if (rank.end != nullptr) cudaEventDestroy(rank.end);
+  }
+  if (gate_ != nullptr) cudaFreeHost(gate_);
+}
+
+absl::Status LaunchTimer::CaptureRank(int index, const LaunchFunction& launch) {
+  Rank& rank = ranks_[index];
+  cudaGraph_t graph = nullptr;
+  STOKER_CUDA(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal));
+  absl::Status status;
+  for (int i = 0; i < launches_ && status.ok(); ++i) status.Update(launch(index, rank.stream));
+  status.Update(CudaStatus(cudaStreamEndCapture(rank.stream, &graph), "cudaStreamEndCapture"));
+  STOKER_RETURN_IF_ERROR(status);
+  STOKER_CUDA(cudaGraphInstantiate(&rank.graph, graph, 0));
+  STOKER_CUDA(cudaGraphDestroy(graph));
+  STOKER_CUDA(cudaEventCreate(&rank.begin));
+  return CudaStatus(cudaEventCreate(&rank.end), "cudaEventCreate");
+}
+
+absl::Status LaunchTimer::Await(absl::Duration timeout) const {
   const absl::Time deadline = absl::Now() + timeout;
-  for (const Rank& rank : ranks) {
+  for (const Rank& rank : ranks_) {
     cudaError_t state = cudaErrorNotReady;
     while ((state = cudaEventQuery(rank.end)) == cudaErrorNotReady) {
       if (absl::Now() > deadline) {
@@ -55,47 +84,38 @@ absl::Status Await(const std::vector<Rank>& ranks, absl::Duration timeout) {
   return absl::OkStatus();
 }
 
-}  // namespace
+absl::StatusOr<double> LaunchTimer::Replay(absl::Duration timeout) {
+  volatile uint32_t* open = gate_;
+  *open = 0;
+  for (const Rank& rank : ranks_) {
+    Gate<<<1, 1, 0, rank.stream>>>(gate_);
+    STOKER_CUDA(cudaEventRecord(rank.begin, rank.stream));
+    STOKER_CUDA(cudaGraphLaunch(rank.graph, rank.stream));
+    STOKER_CUDA(cudaEventRecord(rank.end, rank.stream));
+  }
+  absl::SleepFor(absl::Microseconds(200));  // all graphs are at the gate
+  *open = 1;
+  STOKER_RETURN_IF_ERROR(Await(timeout));
+  float slowest = 0.0f;
+  for (const Rank& rank : ranks_) {
+    float ms = 0.0f;
+    STOKER_CUDA(cudaEventElapsedTime(&ms, rank.begin, rank.end));
+    slowest = std::max(slowest, ms);
+  }
+  return slowest * 1000.0 / launches_;
+}
 
 absl::StatusOr<Timing> MeasureLaunches(const std::vector<cudaStream_t>& streams, int launches,
                                        int replays, absl::Duration timeout,
                                        const LaunchFunction& launch) {
-  uint32_t* open = nullptr;
-  STOKER_CUDA(cudaHostAlloc(&open, sizeof(*open), cudaHostAllocMapped));
-  volatile uint32_t* gate = open;
-  std::vector<Rank> ranks(streams.size());
-  for (size_t r = 0; r < streams.size(); ++r) {
-    STOKER_RETURN_IF_ERROR(Capture(streams[r], static_cast<int>(r), launches, launch, ranks[r]));
+  constexpr int kWarmUps = 3;
+  STOKER_ASSIGN_OR_RETURN(LaunchTimer timer, LaunchTimer::Capture(streams, launches, launch));
+  std::vector<double> times_us;
+  for (int replay = -kWarmUps; replay < replays; ++replay) {
+    STOKER_ASSIGN_OR_RETURN(const double time, timer.Replay(timeout));
+    if (replay >= 0) times_us.push_back(time);
   }
-  constexpr int kWarmups = 3;
-  std::vector<double> times;
-  for (int replay = -kWarmups; replay < replays; ++replay) {
-    *gate = 0;
-    for (size_t r = 0; r < streams.size(); ++r) {
-      Gate<<<1, 1, 0, streams[r]>>>(open);
-      STOKER_CUDA(cudaEventRecord(ranks[r].begin, streams[r]));
-      STOKER_CUDA(cudaGraphLaunch(ranks[r].graph, streams[r]));
-      STOKER_CUDA(cudaEventRecord(ranks[r].end, streams[r]));
-    }
-    absl::SleepFor(absl::Microseconds(200));  // all graphs are at the gate
-    *gate = 1;
-    STOKER_RETURN_IF_ERROR(Await(ranks, timeout));
-    float slowest = 0.0f;
-    for (const Rank& rank : ranks) {
-      float ms = 0.0f;
-      STOKER_CUDA(cudaEventElapsedTime(&ms, rank.begin, rank.end));
-      slowest = std::max(slowest, ms);
-    }
-    if (replay >= 0) times.push_back(slowest * 1000.0 / launches);
-  }
-  for (const Rank& rank : ranks) {
-    cudaGraphExecDestroy(rank.graph);
-    cudaEventDestroy(rank.begin);
-    cudaEventDestroy(rank.end);
-  }
-  cudaFreeHost(open);
-  std::sort(times.begin(), times.end());
-  return Timing{times.front(), times[times.size() / 2], times[times.size() * 9 / 10]};
+  return Summarize(std::move(times_us));
 }
 
 }  // namespace stoker::bench

@@ -57,8 +57,8 @@ absl::Status Run(const std::vector<bench::Peer>& peers) {
     return absl::InvalidArgumentError(absl::StrCat("--dtype=", dtype, ": bf16 or fp16"));
   }
   options.type = dtype == "bf16" ? comm::WireType::kBf16 : comm::WireType::kFp16;
-  options.programmatic = absl::GetFlag(FLAGS_programmatic);
-  options.early_trigger = absl::GetFlag(FLAGS_early_trigger);
+  options.contenders.programmatic = absl::GetFlag(FLAGS_programmatic);
+  options.contenders.early_trigger = absl::GetFlag(FLAGS_early_trigger);
   options.out = absl::GetFlag(FLAGS_out);
   options.commit = absl::GetFlag(FLAGS_commit);
   options.run = absl::FormatTime("%Y%m%dT%H%M%S", absl::Now(), absl::UTCTimeZone());
@@ -66,7 +66,7 @@ absl::Status Run(const std::vector<bench::Peer>& peers) {
     STOKER_ASSIGN_OR_RETURN(const std::vector<int> parts,
                             Numbers("shapes", absl::StrSplit(text, 'x'), 1, 1 << 20));
     if (parts.size() != 4) return absl::InvalidArgumentError(absl::StrCat("--shapes=", text));
-    options.shapes.push_back(
+    options.contenders.shapes.push_back(
         {.cluster = parts[1], .threads = parts[2], .vectors = parts[3], .clusters = parts[0]});
   }
   return bench::BenchFinalize(options, peers);
@@ -74,7 +74,8 @@ absl::Status Run(const std::vector<bench::Peer>& peers) {
 
 }  // namespace
 
-int RunBenchFinalize(const std::vector<bench::Peer>& peers) {
+int RunBenchFinalize(std::vector<bench::Peer> peers) {
+  peers.push_back(bench::Pr6631Peer());
   const absl::Status status = Run(peers);
   if (status.ok()) return 0;
   absl::FPrintF(stderr, "%s\n", status.ToString());

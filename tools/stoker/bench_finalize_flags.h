@@ -7,7 +7,8 @@
 
 namespace stoker::command {
 
-// Runs the benchmark with what the flags say; returns the process's exit status.
-int RunBenchFinalize(const std::vector<bench::Peer>& peers);
+// Runs the benchmark with what the flags say, against `peers` and those that need no package;
+// returns the process's exit status.
+int RunBenchFinalize(std::vector<bench::Peer> peers);
 
 }  // namespace stoker::command

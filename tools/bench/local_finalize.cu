@@ -1,0 +1,75 @@
+#include "base/cuda_status.h"
+#include "comm/cuda_environment.cuh"
+#include "comm/one_shot.h"
+#include "moe/finalize_producer.h"
+#include "moe/make_params.h"
+#include "tools/bench/local_finalize.h"
+
+namespace stoker::bench {
+namespace {
+
+constexpr int kThreads = 128;
+// Caps the kernel at the 64 registers a thread of the one-shot kernels. Where ranks share a GPU, an
+// all-reduce may start beside another rank's finalize; warps of another size leave holes in the
+// register file in which the last rank's all-reduce, which needs all that is left, does not fit.
+constexpr int kThreadsOfRegisters = 1024;
+
+template <class T>
+__global__ void __launch_bounds__(kThreadsOfRegisters)
+    LocalFinalizeKernel(const __grid_constant__ moe::FinalizeParams params, comm::Packet* output) {
+  comm::CudaEnvironment env;
+  comm::Vectors<1> vectors;
+  vectors.index[0] = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  vectors.inside[0] = vectors.index[0] < params.packets;
+  vectors.row_warps = kThreads / 32;
+  const int token = static_cast<int>(blockIdx.y);
+  moe::FinalizeProducer<T> producer(params);
+  env.GridDependencyWait();
+  producer.Fetch(env, token);
+  comm::Packet row[1];
+  producer.Row(env, token, vectors, row);
+  if (vectors.inside[0]) {
+    env.StoreOutput(output + static_cast<int64_t>(token) * params.packets + vectors.index[0],
+                    row[0]);
+  }
+  env.LaunchDependents();
+}
+
+}  // namespace
+
+LocalFinalize::LocalFinalize(int world, const moe::Shape& shape) : shape_(shape), outputs_(world) {
+  for (void*& output : outputs_) {
+    cudaMalloc(&output, std::max<int64_t>(16, int64_t{2} * shape.tokens * shape.hidden));
+  }
+}
+
+LocalFinalize::~LocalFinalize() {
+  for (void* output : outputs_) cudaFree(output);
+}
+
+absl::Status LocalFinalize::Launch(int rank, const moe::FinalizeArguments& finalize,
+                                   bool programmatic, cudaStream_t stream) {
+  if (outputs_[rank] == nullptr) {
+    return absl::ResourceExhaustedError("no device memory for the partial sums");
+  }
+  if (shape_.tokens == 0) return absl::OkStatus();
+  moe::FinalizeParams params = moe::MakeFinalizeParams(shape_, finalize);
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = programmatic ? 1 : 0;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3((params.packets + kThreads - 1) / kThreads, shape_.tokens);
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  auto* output = static_cast<comm::Packet*>(outputs_[rank]);
+  if (shape_.wire_type == comm::WireType::kBf16) {
+    STOKER_CUDA(cudaLaunchKernelEx(&config, LocalFinalizeKernel<comm::Bf16>, params, output));
+  } else {
+    STOKER_CUDA(cudaLaunchKernelEx(&config, LocalFinalizeKernel<comm::Fp16>, params, output));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace stoker::bench

@@ -8,6 +8,8 @@ namespace stoker::comm {
 namespace {
 
 constexpr int kWarpsPerCtaMin = 4;
+// Small CTAs may share an SM, as long as there are not more of them than this.
+constexpr int kSharedCtasPerSm = 3;
 constexpr int kVectorsUsual = 2;
 constexpr int kVectorsMax = 4;  // only where a row does not fit a CTA otherwise
 
@@ -49,6 +51,14 @@ LaunchShape ChooseLaunchShape(int tokens, int packets, const Placement& placemen
     if (shape.threads < 32 * kWarpsPerCtaMin || shape.cta_threads() > placement.threads_per_cta)
       continue;
     if (tokens * shape.cluster <= sms) return shape;
+  }
+  for (int cluster = placement.cluster_max; cluster > 1; --cluster) {
+    const LaunchShape shape = Make(tokens, warps, cluster, 1, placement);
+    const int ctas_per_sm = std::min(kSharedCtasPerSm, CtasPerSm(shape.threads, placement));
+    const int warps_per_cta = shape.threads / 32;
+    if (warps_per_cta < kWarpsPerCtaMin || warps_per_cta >= 2 * kWarpsPerCtaMin) continue;
+    if (warps_per_cta * shape.cluster != warps) continue;  // idle warps would take the room
+    if (tokens * shape.cluster <= sms * ctas_per_sm) return shape;
   }
   for (int cluster = 1; cluster <= placement.cluster_max; ++cluster) {
     for (int vectors = 1; vectors <= kVectorsMax; vectors *= 2) {

@@ -34,10 +34,11 @@ struct LaunchShape {
 // `tokens` >= 0 rows of `packets` 16-byte vectors (1 to 2048).
 //
 // Few tokens: a token is spread over as many SMs as there are, at least four warps a CTA, because
-// the latency of a CTA grows with its warps. Enough tokens to fill the SMs: one CTA a token, which
-// needs no cluster barrier. More: two vectors a thread, so that twice as many tokens are in flight.
-// Tokens beyond that are looped over. The grid never exceeds what is co-resident under the
-// placement, because a CTA that waits for a peer's CTA which cannot start would wait for ever.
+// the latency of a CTA grows with its warps. Some more: small CTAs, up to three on an SM. Enough
+// tokens to fill the SMs: one CTA a token, which needs no exchange between CTAs. More: two vectors
+// a thread, so that twice as many tokens are in flight. Tokens beyond that are looped over. The
+// grid never exceeds what is co-resident under the placement, because a CTA that waits for a peer's
+// CTA which cannot start would wait for ever.
 LaunchShape ChooseLaunchShape(int tokens, int packets, const Placement& placement);
 
 }  // namespace stoker::comm

@@ -15,6 +15,11 @@ TEST(LaunchPolicy, FewTokensSpreadOverTheSms) {
             (LaunchShape{.cluster = 2, .threads = 448, .vectors = 1, .clusters = 16}));
 }
 
+TEST(LaunchPolicy, SomeMoreTokensShareSmsAsSmallCtas) {
+  EXPECT_EQ(ChooseLaunchShape(18, 896, kQuarterOfH200),
+            (LaunchShape{.cluster = 4, .threads = 224, .vectors = 1, .clusters = 18}));
+}
+
 TEST(LaunchPolicy, ManyTokensTakeOneCtaEachThenTwoVectorsAThread) {
   EXPECT_EQ(ChooseLaunchShape(32, 896, kQuarterOfH200),
             (LaunchShape{.cluster = 1, .threads = 896, .vectors = 1, .clusters = 32}));

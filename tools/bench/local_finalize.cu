@@ -9,13 +9,9 @@ namespace stoker::bench {
 namespace {
 
 constexpr int kThreads = 128;
-// Caps the kernel at the 64 registers a thread of the one-shot kernels. Where ranks share a GPU, an
-// all-reduce may start beside another rank's finalize; warps of another size leave holes in the
-// register file in which the last rank's all-reduce, which needs all that is left, does not fit.
-constexpr int kThreadsOfRegisters = 1024;
 
 template <class T>
-__global__ void __launch_bounds__(kThreadsOfRegisters)
+__global__ void __launch_bounds__(kThreads)
     LocalFinalizeKernel(const __grid_constant__ moe::FinalizeParams params, comm::Packet* output) {
   comm::CudaEnvironment env;
   comm::Vectors<1> vectors;

@@ -26,25 +26,13 @@ Contender Fused(const std::string& name, const moe::LaunchOptions& launch, const
 Contender Unfused(const moe::LaunchOptions& launch, const moe::Shape& shape,
                   testing::StreamWorld& world) {
   auto partials = std::make_shared<LocalFinalize>(world.world(), shape);
-  // Where ranks share a GPU, a rank's finalize runs beside other ranks' all-reduces, and leaves
-  // holes in the register files that a CTA which needs half of one does not fit into. All-reduces
-  // that fill the GPU to the last register were seen to keep the last rank from starting.
-  comm::Placement placement = world.communicator(0).placement();
-  comm::LaunchShape chosen = moe::ShapeOf(world.communicator(0), shape, launch);
-  if (chosen.ctas() > placement.sms) {
-    placement.sms = placement.sms * 3 / 4;
-    chosen = comm::ChooseLaunchShape(shape.tokens, shape.hidden / comm::kPacketElements, placement);
-  }
-  return {"unfused", chosen.ToString(),
-          [&world, shape, launch, chosen, partials](
-              int rank, const moe::FinalizeArguments& finalize, const moe::NormArguments& norm,
-              cudaStream_t stream) {
+  return {"unfused", moe::ShapeOf(world.communicator(0), shape, launch).ToString(),
+          [&world, shape, launch, partials](int rank, const moe::FinalizeArguments& finalize,
+                                            const moe::NormArguments& norm, cudaStream_t stream) {
             STOKER_RETURN_IF_ERROR(
                 partials->Launch(rank, finalize, launch.programmatic_launch, stream));
-            moe::LaunchOptions all_reduce = launch;
-            all_reduce.shape = &chosen;
             return moe::AllReduceRmsNorm(world.communicator(rank), shape, partials->output(rank),
-                                         norm, all_reduce, stream);
+                                         norm, launch, stream);
           },
           true};
 }

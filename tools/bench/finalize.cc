@@ -3,11 +3,13 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "base/cuda_status.h"
 #include "base/status.h"
 #include "moe/oracle.h"
@@ -21,6 +23,7 @@ namespace stoker::bench {
 namespace {
 
 constexpr absl::Duration kReplayTimeout = absl::Seconds(2);
+constexpr absl::Duration kGroupTimeout = absl::Seconds(1);
 constexpr int kTrialReplays = 3;
 
 struct CellData {
@@ -107,6 +110,17 @@ absl::StatusOr<Entry> Trial(const FinalizeBenchOptions& options, testing::Stream
   return Entry{contender, ErrorsOf(cell, data, result), std::move(timer), {}};
 }
 
+// What the ranks report once the group's own deadline has passed.
+std::string Reports(testing::StreamWorld& world) {
+  absl::SleepFor(kGroupTimeout);
+  std::string text;
+  for (int rank = 0; rank < world.world(); ++rank) {
+    const absl::Status health = world.communicator(rank).Health();
+    if (!health.ok()) absl::StrAppend(&text, "; rank ", rank, " reports: ", health.message());
+  }
+  return text;
+}
+
 absl::Status Replay(const FinalizeBenchOptions& options, const Cell& cell, Entry& entry,
                     bool warm_up) {
   nvtxRangePushA(absl::StrFormat("%s, world %d, hidden %d, tokens %d", entry.contender.name,
@@ -149,7 +163,7 @@ absl::Status RunCell(const FinalizeBenchOptions& options, const std::vector<Peer
   comm::GroupOptions group;
   group.capacity = std::max(1, cell.shape.tokens);
   group.hidden_max = cell.shape.hidden;
-  group.timeout = group.startup_timeout = absl::Seconds(2);
+  group.timeout = group.startup_timeout = kGroupTimeout;
   STOKER_ASSIGN_OR_RETURN(auto world, testing::StreamWorld::Create(cell.world, group));
   STOKER_ASSIGN_OR_RETURN(CellData data, MakeData(options, cell));
   STOKER_ASSIGN_OR_RETURN(RowWriter rows,
@@ -157,7 +171,8 @@ absl::Status RunCell(const FinalizeBenchOptions& options, const std::vector<Peer
   const auto judge = [&](const Contender& contender, const absl::Status& status) {
     if (status.ok()) return status;
     if (contender.own) {
-      return absl::Status(status.code(), absl::StrCat(contender.name, ": ", status.message()));
+      return absl::Status(status.code(),
+                          absl::StrCat(contender.name, ": ", status.message(), Reports(*world)));
     }
     rows.WriteFailure(cell, options, contender, status);
     run.ReportFailure(contender.name, status);

@@ -24,59 +24,86 @@ def cells(rows):
     return table
 
 
-def ratio(own, peer):
-    if "us_median" not in peer:
+def short(kernel):
+    """A column's head: the version of a peer is in the text above the tables."""
+    return kernel.replace("all-reduce", "").strip() if kernel.startswith("flashinfer") else kernel
+
+
+def table(head, lines):
+    return ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head),
+            *("| " + " | ".join(line) + " |" for line in lines)]
+
+
+def time_cell(own, row):
+    """Median, and Stoker's time over it."""
+    if row is None:
+        return "–"
+    if "us_median" not in row:
         return "did not finish"
-    return f"{own['us_median'] / peer['us_median']:.2f}"
+    return f"{row['us_median']:.2f} ({own['us_median'] / row['us_median']:.2f})"
+
+
+def times(rows, peers):
+    head = ["world", "hidden", "tokens", "stoker", "again", *map(short, peers), "launch"]
+    lines = []
+    for (world, hidden, tokens), kernels in sorted(cells(rows).items()):
+        own = kernels["stoker"]
+        lines.append([str(world), str(hidden), str(tokens),
+                      f"{own['us_median']:.2f} ({own['us_min']:.2f}, {own['us_p90']:.2f})",
+                      f"{kernels['stoker again']['us_median']:.2f}",
+                      *(time_cell(own, kernels.get(peer)) for peer in peers), own["launch"]])
+    return table(head, lines)
+
+
+def errors(rows, kernels):
+    head = ["world", "hidden", "tokens", "floor", *map(short, kernels)]
+    lines = []
+    for (world, hidden, tokens), found in sorted(cells(rows).items()):
+        line = [str(world), str(hidden), str(tokens), f"{found['stoker']['err_floor'] * 1e3:.2f}"]
+        for kernel in kernels:
+            row = found.get(kernel, {})
+            line.append(f"{row['err_residual_mean'] * 1e3:.2f} ({row['err_residual_max'] * 1e3:.0f}) / "
+                        f"{row['err_norm_mean'] * 1e3:.2f} ({row['err_norm_max'] * 1e3:.0f})"
+                        if "us_median" in row else "–")
+        lines.append(line)
+    return table(head, lines)
 
 
 def page(rows):
     if not rows:
         raise SystemExit("there are no rows")
-    peers = sorted({row["kernel"] for row in rows if not row["kernel"].startswith("stoker")})
+    names = {row["kernel"] for row in rows} - {"stoker", "stoker again"}
+    peers = sorted(names, key=lambda name: (not name.startswith("stoker"), name))
     first = rows[0]
     runs = sorted({row["run"] for row in rows})
-    lines = [
+    return "\n".join([
         "# Finalize + all-reduce + residual + RMSNorm on one GPU",
         "",
-        "Made by `tools/bench/report.py` from `h200.jsonl`; do not edit. The method is in [README.md](README.md).",
+        "Made by `tools/bench/report.py` from `h200.jsonl`; do not edit. The method and the contenders are in "
+        "[README.md](README.md).",
         "",
         f"{first['gpu']}, driver {first['driver']}, {first['date']}, commit {first['commit']}, run {', '.join(runs)}; "
         f"ranks as {first['placement']}, top-k {first['top_k']}, {first['dtype']}, programmatic launch "
-        f"{'on' if first['programmatic'] else 'off'}. Microseconds per launch: median (minimum, 90th percentile).",
+        f"{'on' if first['programmatic'] else 'off'}.",
         "",
-        "The peer was compiled with Stoker's flags (`-fmad=false`), where its own build uses `-use_fast_math` and "
-        "contraction; the effect on its times has not been measured and may flatter the ratios.",
+        "## Time",
         "",
-        "Errors are mean absolute differences from FP64: residual_out / norm_out, beside the rounding floor of "
-        "residual_out.",
+        "Microseconds a launch: median (minimum, 90th percentile) of Stoker; median of the others, and in brackets "
+        "Stoker's median over it. \"again\" is Stoker's second measurement in the same turns: a difference below "
+        "that between the two is none.",
         "",
-    ]
-    head = ["world", "hidden", "tokens", "stoker", "again"]
-    for peer in peers:
-        head += [peer, "ratio", "its error"]
-    head += ["stoker's error", "floor", "launch"]
-    lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for (world, hidden, tokens), kernels in sorted(cells(rows).items()):
-        own = kernels["stoker"]
-        out = [str(world), str(hidden), str(tokens),
-               f"{own['us_median']:.2f} ({own['us_min']:.2f}, {own['us_p90']:.2f})",
-               f"{kernels['stoker again']['us_median']:.2f}"]
-        for peer in peers:
-            row = kernels.get(peer)
-            if row is None:
-                out += ["–", "–", "–"]
-            elif "us_median" in row:
-                out += [f"{row['us_median']:.2f}", ratio(own, row),
-                        f"{row['err_residual_mean']:.2e} / {row['err_norm_mean']:.2e}"]
-            else:
-                out += ["–", "did not finish", "–"]
-        out += [f"{own['err_residual_mean']:.2e} / {own['err_norm_mean']:.2e}", f"{own['err_floor']:.2e}",
-                own["launch"]]
-        lines.append("| " + " | ".join(out) + " |")
-    lines += ["", "The launch shape reads: clusters x (CTAs a cluster x row threads a CTA) x 16-byte vectors a thread.",
-              ""]
-    return "\n".join(lines)
+        *times(rows, peers),
+        "",
+        "The launch shape reads: clusters x (CTAs a cluster x row threads a CTA) x 16-byte vectors a thread.",
+        "",
+        "## Error",
+        "",
+        "Thousandths: mean (maximum) absolute difference from FP64 of residual_out / norm_out, beside the mean error "
+        "of rounding the exact residual_out.",
+        "",
+        *errors(rows, ["stoker", *(peer for peer in peers if not peer.startswith("stoker") and peer != "hand-written")]),
+        "",
+    ])
 
 
 def main():

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "offload/engine_call.h"
+#include "offload/machine_limits.h"
 
 namespace stoker::offload {
 namespace {
@@ -55,8 +56,16 @@ Engine::Arena::~Arena() { munmap(data_, bytes_); }
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(std::unique_ptr<Checkpoint> checkpoint,
                                                        const ExpertKernel& kernel,
-                                                       const EngineOptions& options) {
+                                                       EngineOptions options) {
+  const MachineLimits limits = ReadMachineLimits();
+  if (options.compute_threads == 0) options.compute_threads = std::min(limits.cpus, 256);
   STOKER_RETURN_IF_ERROR(CheckOptions(options));
+  if (options.cache_bytes > limits.memory_bytes ||
+      options.buffer_bytes > limits.memory_bytes - options.cache_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "cache_bytes = ", options.cache_bytes, " and buffer_bytes = ", options.buffer_bytes,
+        " exceed the ", limits.memory_bytes, " bytes that this process may use; lower them"));
+  }
   const SlotLayout layout(checkpoint->extents(0, 0));
   const uint64_t all = static_cast<uint64_t>(checkpoint->layers().size()) * checkpoint->experts() +
                        ExpertCache::kScratchSlots;

@@ -38,7 +38,7 @@ namespace stoker::offload {
 
 struct EngineOptions {
   uint64_t cache_bytes = 0;          // the arena; at least three slots
-  int compute_threads = 1;           // 1 to 256
+  int compute_threads = 0;           // 1 to 256; 0: one for each CPU of the process
   int io_threads = 2;                // 1 to 64
   uint64_t chunk_bytes = 512 << 10;  // a multiple of 4 KiB
   // Rows of experts that wait for their turn in the sum; longer calls run in parts.
@@ -75,7 +75,7 @@ class Engine {
  public:
   static absl::StatusOr<std::unique_ptr<Engine>> Create(std::unique_ptr<Checkpoint> checkpoint,
                                                         const ExpertKernel& kernel,
-                                                        const EngineOptions& options);
+                                                        EngineOptions options);
   ~Engine();
 
   // Writes out[tokens, hidden]: zeros for a token without experts of this rank.

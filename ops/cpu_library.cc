@@ -5,6 +5,7 @@
 #include "moe/fused_cpu.h"
 #include "ops/communicator_registry.h"
 #include "ops/fused_ops.h"
+#include "ops/offload_ops.h"
 #include "ops/schemas.h"
 
 namespace stoker::ops {
@@ -40,6 +41,9 @@ struct CpuDevice {
 
 STABLE_TORCH_LIBRARY(stoker, m) {
   for (const char* schema : stoker::ops::kSchemas) m.def(schema);
+}
+STABLE_TORCH_LIBRARY_IMPL(stoker, CPU, m) {
+  m.impl("offload_experts", TORCH_BOX(&stoker::ops::OffloadExperts));
 }
 STOKER_REGISTER_FUSED_OPS(CPU, stoker::ops::CpuDevice)
 STOKER_DEFINE_COMMUNICATOR_API(stoker::ops::CpuDevice)

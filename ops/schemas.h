@@ -1,5 +1,6 @@
-// The schemas of Stoker's ops. `communicator` is Communicator.handle; tensors lie on its device.
-// Functional variants return (residual_out, norm_out); out variants write what they are given.
+// The schemas of Stoker's ops. `engine` is OffloadEngine.handle; `communicator` is
+// Communicator.handle; tensors lie on its device. Functional variants return (residual_out,
+// norm_out); out variants write what they are given.
 #pragma once
 
 namespace stoker::ops {
@@ -19,6 +20,8 @@ inline constexpr const char* kSchemas[] = {
     "moe_finalize_allreduce_rmsnorm.out(" STOKER_FINALIZE_PARAMETERS STOKER_OUTPUTS ") -> ()",
     "allreduce_rmsnorm(" STOKER_PLAIN_PARAMETERS ") -> (Tensor, Tensor)",
     "allreduce_rmsnorm.out(" STOKER_PLAIN_PARAMETERS STOKER_OUTPUTS ") -> ()",
+    "offload_experts(Tensor hidden, Tensor topk_ids, Tensor topk_weights, "
+    "float routed_scaling_factor, int layer, int engine) -> Tensor",
 };
 
 #undef STOKER_FINALIZE_PARAMETERS

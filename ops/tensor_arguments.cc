@@ -164,6 +164,38 @@ PlainCall MakePlainCall(const Tensor& input, const NormInputs& norm, const Tenso
   return call;
 }
 
+void CheckOffloadArguments(const Tensor& hidden, const Tensor& topk_ids,
+                           const Tensor& topk_weights) {
+  if (hidden.dim() != 2) {
+    Throw(absl::StrCat("hidden has the shape ", SizesOf(hidden), "; [tokens, hidden] is expected"));
+  }
+  CheckLayout("hidden", hidden, hidden);
+  if (hidden.scalar_type() != ScalarType::Float) {
+    // Throws for what is none of the three types.
+    WireTypeOf("hidden", hidden);
+  }
+  if (topk_ids.dim() != 2) {
+    Throw(absl::StrCat("topk_ids has the shape ", SizesOf(topk_ids),
+                       "; [tokens, top_k] is expected"));
+  }
+  CheckLayout("topk_ids", topk_ids, hidden);
+  CheckSizes("topk_ids", topk_ids, {hidden.size(0), topk_ids.size(1)});
+  if (topk_ids.scalar_type() != ScalarType::Int && topk_ids.scalar_type() != ScalarType::Long) {
+    Throw(absl::StrCat("topk_ids is ", Name(topk_ids.scalar_type()),
+                       "; int32 and int64 are supported"));
+  }
+  CheckLayout("topk_weights", topk_weights, hidden);
+  CheckSizes("topk_weights", topk_weights, {hidden.size(0), topk_ids.size(1)});
+  ScalarTypeOf("topk_weights", topk_weights, hidden);
+  // Before anything is copied.
+  if (hidden.size(0) > 4096) {
+    Throw(absl::StrCat("hidden has ", hidden.size(0), " tokens; at most 4096 are supported"));
+  }
+  if (topk_ids.size(1) < 1 || topk_ids.size(1) > 32) {
+    Throw(absl::StrCat("top_k is ", topk_ids.size(1), "; 1 to 32 are supported"));
+  }
+}
+
 moe::LaunchOptions MakeOptions(int64_t site, bool programmatic_launch) {
   if (site < 0 || site > std::numeric_limits<uint32_t>::max()) {
     Throw(absl::StrCat("site is ", site, "; it must be 0 to 2^32 - 1"));

@@ -48,6 +48,10 @@ PlainCall MakePlainCall(const Tensor& input, const NormInputs& norm, const Tenso
                         const Tensor& norm_out);
 moe::LaunchOptions MakeOptions(int64_t site, bool programmatic_launch);
 
+// Checks the shapes, types and layout of offload_experts' tensors.
+void CheckOffloadArguments(const Tensor& hidden, const Tensor& topk_ids,
+                           const Tensor& topk_weights);
+
 // Throws the status's message unless it is OK.
 void ThrowIfError(const absl::Status& status);
 

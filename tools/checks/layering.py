@@ -12,7 +12,7 @@ MAY_INCLUDE = {
     "base": {"base"},
     "comm": {"comm", "base"},
     "moe": {"moe", "comm", "base"},
-    "ops": {"ops", "moe", "comm", "base"},
+    "ops": {"ops", "moe", "comm", "offload", "base"},
     "offload": {"offload", "base"},
 }
 # Tests lie beside what they test and may use the test libraries.

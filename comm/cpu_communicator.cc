@@ -60,8 +60,11 @@ void CpuCommunicator::RemoveNames() const {
 
 void CpuCommunicator::Wipe(uint32_t first_epoch, uint32_t generation) {
   void* workspace = workspace_[plan_.rank].data();
-  std::memset(MailboxOf(workspace), 0xFF, plan_.layout.bytes() - WorkspaceLayout::kMailboxOffset);
+  std::memset(MailboxOf(workspace), 0xFF,
+              plan_.layout.scales_offset() - WorkspaceLayout::kMailboxOffset);
   for (uint32_t epoch : {first_epoch, first_epoch + 1u}) {
+    std::fill_n(ScalesOf(workspace, plan_.layout) + plan_.layout.scale_index(epoch, 0),
+                plan_.layout.capacity, HeaderWord(epoch - 2u, 0));
     for (int source = 0; source < kWorldMax; ++source) {
       // As if every peer had launched the epoch two before.
       HeadersOf(workspace)[WorkspaceLayout::header_index(epoch, source)] = {
@@ -79,8 +82,8 @@ void CpuCommunicator::Wipe(uint32_t first_epoch, uint32_t generation) {
   generation_ = generation;
 }
 
-OneShotParams CpuCommunicator::Params() const {
-  OneShotParams params{};
+ExchangeParams CpuCommunicator::Params() const {
+  ExchangeParams params{};
   for (int r = 0; r < plan_.world; ++r) params.workspace[r] = workspace_[r].data();
   params.health = health_.own();
   params.layout = plan_.layout;

@@ -16,10 +16,10 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/shared_memory.h"
+#include "comm/exchange_params.h"
 #include "comm/group.h"
 #include "comm/health.h"
 #include "comm/lifecycle.h"
-#include "comm/one_shot_params.h"
 #include "comm/rank_exchange.h"
 
 namespace stoker::comm {
@@ -48,7 +48,7 @@ class CpuCommunicator {
   // and EndLaunch.
   absl::Status BeginLaunch() { return lifecycle_.BeginLaunch(); }
   void EndLaunch() { lifecycle_.EndLaunch(); }
-  OneShotParams Params() const;
+  ExchangeParams Params() const;
 
  private:
   CpuCommunicator() = default;

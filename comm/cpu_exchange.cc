@@ -7,9 +7,9 @@
 #include "absl/cleanup/cleanup.h"
 #include "base/status.h"
 #include "comm/cpu_environment.h"
+#include "comm/exchange_params.h"
 #include "comm/failure_path.h"
 #include "comm/header_check.h"
-#include "comm/one_shot_params.h"
 #include "comm/wire_type.h"
 
 namespace stoker::comm {
@@ -18,7 +18,7 @@ namespace {
 // One launch of this rank. `failed_` is set once, and nothing is waited for afterwards.
 class Exchange {
  public:
-  Exchange(const OneShotParams& params, const CpuLaunch& launch)
+  Exchange(const ExchangeParams& params, const CpuLaunch& launch)
       : p_(params), launch_(launch), control_(ControlOf(params.workspace[params.rank])) {}
 
   // True if the outputs stand.
@@ -165,7 +165,7 @@ class Exchange {
   }
 
   CpuEnvironment env_;
-  const OneShotParams& p_;
+  const ExchangeParams& p_;
   const CpuLaunch& launch_;
   Control* control_;
   uint32_t epoch_ = 0;
@@ -181,7 +181,7 @@ absl::Status RunOneShot(CpuCommunicator& communicator, const CpuLaunch& launch) 
   if (launch.descriptor.generation != communicator.generation()) {
     return absl::FailedPreconditionError("the group was reset while this launch was prepared");
   }
-  OneShotParams params = communicator.Params();
+  ExchangeParams params = communicator.Params();
   params.tokens = launch.tokens;
   params.packets = launch.packets;
   params.signature = Signature(launch.descriptor);

@@ -141,7 +141,7 @@ absl::Status CudaCommunicator::Allocate() {
 
 absl::Status CudaCommunicator::Wipe(uint32_t first_epoch, uint32_t generation) {
   char* workspace = static_cast<char*>(workspace_[plan_.rank]);
-  const int64_t mailbox_bytes = plan_.layout.bytes() - WorkspaceLayout::kMailboxOffset;
+  const int64_t mailbox_bytes = plan_.layout.scales_offset() - WorkspaceLayout::kMailboxOffset;
   STOKER_CUDA(cudaMemsetAsync(workspace + WorkspaceLayout::kMailboxOffset, 0xFF, mailbox_bytes,
                               control_stream_));
   // As if every peer had launched the epoch two before the first one of each parity.
@@ -152,6 +152,14 @@ absl::Status CudaCommunicator::Wipe(uint32_t first_epoch, uint32_t generation) {
                                                                HeaderWord(epoch - 2u, 0)};
     }
   }
+  std::vector<uint64_t> scales(2 * plan_.layout.capacity);
+  for (uint32_t epoch : {first_epoch, first_epoch + 1u}) {
+    std::fill_n(scales.begin() + plan_.layout.scale_index(epoch, 0), plan_.layout.capacity,
+                HeaderWord(epoch - 2u, 0));
+  }
+  STOKER_CUDA(cudaMemcpyAsync(workspace + plan_.layout.scales_offset(), scales.data(),
+                              scales.size() * sizeof(uint64_t), cudaMemcpyHostToDevice,
+                              control_stream_));
   STOKER_CUDA(cudaMemcpyAsync(workspace + WorkspaceLayout::kHeadersOffset, headers, sizeof(headers),
                               cudaMemcpyHostToDevice, control_stream_));
   Control control{};
@@ -237,8 +245,8 @@ absl::Status CudaCommunicator::Health() const {
   return over.ok() ? health_.Check() : over;
 }
 
-OneShotParams CudaCommunicator::Params() const {
-  OneShotParams params{};
+ExchangeParams CudaCommunicator::Params() const {
+  ExchangeParams params{};
   std::copy(std::begin(workspace_), std::end(workspace_), params.workspace);
   params.health = &static_cast<HealthPage*>(health_on_device_)->ranks[plan_.rank];
   params.layout = plan_.layout;

@@ -22,11 +22,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "comm/exchange_params.h"
 #include "comm/group.h"
 #include "comm/health.h"
 #include "comm/launch_policy.h"
 #include "comm/lifecycle.h"
-#include "comm/one_shot_params.h"
 #include "comm/rank_exchange.h"
 
 namespace stoker::comm {
@@ -72,7 +72,7 @@ class CudaCommunicator {
   absl::Status Close(RankExchange& exchange, absl::Duration timeout);
 
   // For the launch code in moe/: the group's part of the kernel parameters.
-  OneShotParams Params() const;
+  ExchangeParams Params() const;
   // Refuses a launch that is not ordered after the last one (kFailedPrecondition), or any after a
   // failure or Close. Call right before launching, and Launched right after.
   absl::Status BeforeLaunch(cudaStream_t stream);

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "comm/one_shot_params.h"
+#include "comm/exchange_params.h"
 #include "comm/protocol.h"
 
 #if defined(__CUDACC__)
@@ -21,7 +21,7 @@ namespace stoker::comm {
 // is kept in device memory because a store to host memory in every launch costs 0.2 us at one
 // token.
 template <class Env>
-STOKER_DEVICE void CopyRing(Env env, const OneShotParams& p, int first, int step) {
+STOKER_DEVICE void CopyRing(Env env, const ExchangeParams& p, int first, int step) {
   const uint32_t* from = reinterpret_cast<const uint32_t*>(RingOf(p.workspace[p.rank]));
   uint32_t* to = reinterpret_cast<uint32_t*>(p.health->ring);
   constexpr int kWords = kLaunchRing * static_cast<int>(sizeof(LaunchEntry)) / 4;
@@ -37,7 +37,7 @@ STOKER_DEVICE void CopyRing(Env env, const OneShotParams& p, int first, int step
 // the abort words, so whoever sees an abort word that this rank set can read why. The peer's header
 // is read again here: headers are never re-armed, so it is still what the caller judged.
 template <class Env>
-STOKER_DEVICE void Fail(Env env, const OneShotParams& p, uint32_t epoch, FailureCode code,
+STOKER_DEVICE void Fail(Env env, const ExchangeParams& p, uint32_t epoch, FailureCode code,
                         int32_t peer, int32_t token, int32_t packet, uint64_t detail) {
   Control* control = ControlOf(p.workspace[p.rank]);
   if (env.CompareAndSwap(&control->record_claimed, 0u, 1u) == 0u) {
@@ -73,7 +73,7 @@ STOKER_DEVICE void Fail(Env env, const OneShotParams& p, uint32_t epoch, Failure
 // it waits for. Fails the launch when its deadline has passed. The deadline counts from the
 // launch's first wait: the first thread to come here stores the time, all others measure from it.
 template <class Env>
-STOKER_DEVICE bool MayWait(Env env, const OneShotParams& p, uint32_t epoch, uint32_t peers,
+STOKER_DEVICE bool MayWait(Env env, const ExchangeParams& p, uint32_t epoch, uint32_t peers,
                            int32_t token, int32_t packet) {
   Control* control = ControlOf(p.workspace[p.rank]);
   if (env.LoadWord(&control->abort) != 0u) return false;
@@ -100,7 +100,7 @@ STOKER_DEVICE bool MayWait(Env env, const OneShotParams& p, uint32_t epoch, uint
 
 // Adds what this launch waited to the totals; called by the first warp of the last CTA.
 template <class Env>
-STOKER_DEVICE void CloseWait(Env env, const OneShotParams& p) {
+STOKER_DEVICE void CloseWait(Env env, const ExchangeParams& p) {
   Control* control = ControlOf(p.workspace[p.rank]);
   if (env.lane() < p.layout.world) {
     env.StoreWord64(&control->waited_ns[env.lane()],

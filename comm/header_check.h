@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "comm/exchange_params.h"
 #include "comm/failure_path.h"
-#include "comm/one_shot_params.h"
 #include "comm/protocol.h"
 
 namespace stoker::comm {
@@ -15,7 +15,7 @@ namespace stoker::comm {
 // for a launch that starts after a failure: its header would overwrite one that a slow peer still
 // waits for, and its log would push the launch that failed out of the ring.
 template <class Env>
-STOKER_DEVICE void SendHeaders(Env env, const OneShotParams& p, const Launch& launch) {
+STOKER_DEVICE void SendHeaders(Env env, const ExchangeParams& p, const Launch& launch) {
   const uint32_t epoch = launch.epoch;
   const int peer = env.lane();
   if (peer < p.layout.world && peer != p.rank) {
@@ -35,12 +35,12 @@ STOKER_DEVICE void SendHeaders(Env env, const OneShotParams& p, const Launch& la
 }
 
 template <class Env>
-STOKER_DEVICE Header LoadHeaderOf(Env env, const OneShotParams& p, uint32_t epoch, int peer) {
+STOKER_DEVICE Header LoadHeaderOf(Env env, const ExchangeParams& p, uint32_t epoch, int peer) {
   const Header* slot = HeadersOf(p.workspace[p.rank]) + WorkspaceLayout::header_index(epoch, peer);
   return Header{env.LoadHeader(&slot->tokens), env.LoadHeader(&slot->signature)};
 }
 
-STOKER_DEVICE bool HeaderMatches(const OneShotParams& p, uint32_t epoch, const Header& seen) {
+STOKER_DEVICE bool HeaderMatches(const ExchangeParams& p, uint32_t epoch, const Header& seen) {
   return seen.tokens == HeaderWord(epoch, static_cast<uint32_t>(p.tokens)) &&
          seen.signature == HeaderWord(epoch, p.signature);
 }
@@ -50,7 +50,7 @@ STOKER_DEVICE bool HeaderMatches(const OneShotParams& p, uint32_t epoch, const H
 // before the first had used them.) In a group that has failed already the ranks' epochs drift
 // apart, so there only a header of this very epoch says anything.
 template <class Env>
-STOKER_DEVICE bool HeaderMayCome(Env env, const OneShotParams& p, const Launch& launch, int peer,
+STOKER_DEVICE bool HeaderMayCome(Env env, const ExchangeParams& p, const Launch& launch, int peer,
                                  const Header& seen) {
   const uint32_t epoch = launch.epoch;
   const uint32_t token_epoch = HeaderEpoch(seen.tokens);
@@ -69,7 +69,7 @@ STOKER_DEVICE bool HeaderMayCome(Env env, const OneShotParams& p, const Launch& 
 // Lane r waits for rank r's header; true if it has come and matches, or if there is none to wait
 // for. A launch that has failed already looks once, so that a mismatch is named on both sides.
 template <class Env>
-STOKER_DEVICE bool AwaitHeaders(Env env, const OneShotParams& p, const Launch& launch) {
+STOKER_DEVICE bool AwaitHeaders(Env env, const ExchangeParams& p, const Launch& launch) {
   const int peer = env.lane();
   if (peer >= p.layout.world || peer == p.rank) return true;
   for (int polls = 1;; ++polls) {

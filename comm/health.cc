@@ -123,11 +123,11 @@ void Initialise(const GroupPlan& plan, HealthPage* page) {
 
 std::string Describe(const LaunchDescriptor& d, int tokens) {
   return absl::StrFormat(
-      "%s of %d tokens (hidden %d, top-k %d, %s, %s, eps %g, weight bias %g, routed scaling %g, "
-      "site %u, "
-      "generation %u)",
+      "%s of %d tokens (hidden %d, top-k %d, %s, %s, %s, eps %g, weight bias %g, routed scaling "
+      "%g, site %u, generation %u)",
       Name(d.op), tokens, d.hidden, d.top_k, d.wire_type == WireType::kBf16 ? "bf16" : "fp16",
-      d.mode == Mode::kRounded ? "rounded" : "fp32 residual", d.eps, d.weight_bias,
+      d.mode == Mode::kRounded ? "rounded" : "fp32 residual",
+      d.protocol == Protocol::kOneShot ? "one-shot" : "two-shot", d.eps, d.weight_bias,
       d.routed_scaling_factor, d.site, d.generation);
 }
 

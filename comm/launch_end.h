@@ -10,9 +10,9 @@
 
 #include <cstdint>
 
+#include "comm/exchange_params.h"
 #include "comm/failure_path.h"
 #include "comm/header_check.h"
-#include "comm/one_shot_params.h"
 #include "comm/protocol.h"
 
 namespace stoker::comm {
@@ -33,7 +33,7 @@ STOKER_DEVICE LastLaunch ReadLastLaunch(Env env, const Control* control) {
 // the launch if another one is in flight on this workspace. That shows in the tickets if the other
 // one has not advanced the epoch yet, and in the arrivals if it has.
 template <class Env>
-STOKER_DEVICE void TakeTicket(Env env, const OneShotParams& p, Launch& launch,
+STOKER_DEVICE void TakeTicket(Env env, const ExchangeParams& p, Launch& launch,
                               const LastLaunch& last) {
   env.AwaitRows();
   bool alone = true;
@@ -55,7 +55,7 @@ STOKER_DEVICE void TakeTicket(Env env, const OneShotParams& p, Launch& launch,
 // one for CTAs to start; they are co-resident, and if they were not, the launch would fail at its
 // deadline and the abort word would end it.
 template <class Env>
-STOKER_DEVICE void HandOver(Env env, const OneShotParams& p, const Launch& launch) {
+STOKER_DEVICE void HandOver(Env env, const ExchangeParams& p, const Launch& launch) {
   Control* control = ControlOf(p.workspace[p.rank]);
   if (launch.epoch % kLaunchRing == kLaunchRing - 1 && !launch.failed) {
     CopyRing(env, p, env.lane(), 32);
@@ -81,7 +81,7 @@ inline constexpr uint64_t kSettleNs = 100'000;
 // What a CTA in trouble does at the end: the outputs of all CTAs stand, or all become NaN. Several
 // CTAs may do this at once, and then do the same.
 template <class Env, class Epilogue>
-STOKER_DEVICE void CloseTrouble(Env env, const OneShotParams& p, const Launch& launch,
+STOKER_DEVICE void CloseTrouble(Env env, const ExchangeParams& p, const Launch& launch,
                                 Epilogue& epilogue) {
   Control* control = ControlOf(p.workspace[p.rank]);
   // The others end within their deadline, or within a look at the abort word.
@@ -107,7 +107,7 @@ STOKER_DEVICE void CloseTrouble(Env env, const OneShotParams& p, const Launch& l
 // and re-arming are performed when the grid completes, which is what consumers and the next launch
 // wait for.
 template <class Env, class Epilogue>
-STOKER_DEVICE void FinishLaunch(Env env, const OneShotParams& p, const Launch& launch,
+STOKER_DEVICE void FinishLaunch(Env env, const ExchangeParams& p, const Launch& launch,
                                 Epilogue& epilogue) {
   if (env.lane() == 0) {
     env.CountUp(&ControlOf(p.workspace[p.rank])->finished[launch.epoch & 1u]);

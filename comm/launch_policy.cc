@@ -42,6 +42,12 @@ std::string LaunchShape::ToString() const {
   return absl::StrFormat("%d x (%d x %d) x %d", clusters, cluster, threads, vectors);
 }
 
+const char* ProtocolName(Protocol protocol) {
+  return protocol == Protocol::kOneShot ? "one-shot" : "two-shot";
+}
+
+Protocol ChooseProtocol(int world, int tokens, int packets) { return Protocol::kOneShot; }
+
 LaunchShape ChooseLaunchShape(int tokens, int packets, const Placement& placement) {
   if (tokens == 0) return LaunchShape{};
   const int warps = DivideUp(packets, 32);

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "comm/protocol.h"
+
 namespace stoker::comm {
 
 // What a rank may use of its GPU.
@@ -30,6 +32,11 @@ struct LaunchShape {
   std::string ToString() const;
   friend bool operator==(const LaunchShape&, const LaunchShape&) = default;
 };
+
+const char* ProtocolName(Protocol protocol);  // "one-shot", "two-shot"
+
+// Which exchange a launch gets: a pure function of what all ranks agree on.
+Protocol ChooseProtocol(int world, int tokens, int packets);
 
 // `tokens` >= 0 rows of `packets` 16-byte vectors (1 to 2048).
 //

@@ -5,9 +5,10 @@
 // A rank owns one workspace. Peers write into its mailbox and headers and poll only their own, so
 // nobody ever waits on memory that its owner may be clearing.
 //
-//   workspace: [ Control | launch ring | headers | mailbox half 0 | mailbox half 1 ]
+//   workspace: [ Control | launch ring | headers | mailbox half 0 | mailbox half 1 | scales ]
 //   headers:   [epoch parity][source rank][2 words of 64 bits]
 //   half:      [source rank][token < capacity][packet < stride], a packet is 16 bytes
+//   scales:    [epoch parity][token < capacity], a header word {epoch, FP32 scale}
 //
 // Stride and capacity belong to the workspace, not to a launch, so the address of a packet does not
 // depend on how many tokens, which hidden size or which dtype a launch has.
@@ -33,7 +34,7 @@ inline constexpr int kTopKMax = 32;
 inline constexpr int kPacketBytes = 16;
 inline constexpr int kPacketWords = 4;
 inline constexpr int kPacketElements = 8;  // both wire types are 2 bytes wide
-inline constexpr uint32_t kProtocolVersion = 2;
+inline constexpr uint32_t kProtocolVersion = 3;
 inline constexpr uint64_t kWorkspaceMagic = 0x31304b4f54535b4cull;
 
 // An empty word. No arithmetic result equals it, because a NaN is stored as 0x7FFF; a raw payload
@@ -52,7 +53,7 @@ static_assert(sizeof(Packet) == kPacketBytes);
 
 enum class WireType : uint32_t { kBf16 = 0, kFp16 = 1 };
 enum class Op : uint32_t { kFinalize = 0, kPlain = 1 };
-enum class Protocol : uint32_t { kOneShot = 0 };
+enum class Protocol : uint32_t { kOneShot = 0, kTwoShot = 1 };
 // kRounded rounds the sum over ranks to the wire type before the residual is added; kFp32Residual
 // adds the residual to the unrounded sum.
 enum class Mode : uint32_t { kRounded = 0, kFp32Residual = 1 };
@@ -175,11 +176,19 @@ struct WorkspaceLayout {
       kHeadersOffset + int64_t{2} * kWorldMax * static_cast<int64_t>(sizeof(Header));
 
   constexpr int64_t half_packets() const { return static_cast<int64_t>(world) * capacity * stride; }
-  constexpr int64_t bytes() const { return kMailboxOffset + 2 * half_packets() * kPacketBytes; }
+  constexpr int64_t scales_offset() const {
+    return kMailboxOffset + 2 * half_packets() * kPacketBytes;
+  }
+  constexpr int64_t bytes() const {
+    return scales_offset() + int64_t{2} * capacity * static_cast<int64_t>(sizeof(uint64_t));
+  }
   // The packet's index in the mailbox of whoever receives it.
   constexpr int64_t packet_index(uint32_t epoch, int source, int64_t token, int packet) const {
     return (epoch & 1u) * half_packets() +
            (source * static_cast<int64_t>(capacity) + token) * stride + packet;
+  }
+  constexpr int64_t scale_index(uint32_t epoch, int64_t token) const {
+    return (epoch & 1u) * static_cast<int64_t>(capacity) + token;
   }
   static constexpr int header_index(uint32_t epoch, int source) {
     return static_cast<int>(epoch & 1u) * kWorldMax + source;
@@ -197,6 +206,9 @@ STOKER_HOST_DEVICE Header* HeadersOf(void* workspace) {
 }
 STOKER_HOST_DEVICE Packet* MailboxOf(void* workspace) {
   return reinterpret_cast<Packet*>(static_cast<char*>(workspace) + WorkspaceLayout::kMailboxOffset);
+}
+STOKER_HOST_DEVICE uint64_t* ScalesOf(void* workspace, const WorkspaceLayout& layout) {
+  return reinterpret_cast<uint64_t*>(static_cast<char*>(workspace) + layout.scales_offset());
 }
 
 }  // namespace stoker::comm

@@ -59,7 +59,9 @@ TEST(WorkspaceLayout, PacketsOfAllSourcesTokensAndHalvesAreDisjointAndFillTheMai
 
 TEST(WorkspaceLayout, ASizeAboveTwoGibibytesDoesNotOverflow) {
   const WorkspaceLayout layout{.world = 8, .capacity = 16384, .stride = kHiddenMax / 8};
-  EXPECT_EQ(layout.bytes(), WorkspaceLayout::kMailboxOffset + int64_t{2} * 8 * 16384 * 2048 * 16);
+  EXPECT_EQ(layout.scales_offset(),
+            WorkspaceLayout::kMailboxOffset + int64_t{2} * 8 * 16384 * 2048 * 16);
+  EXPECT_EQ(layout.bytes(), layout.scales_offset() + 2 * 16384 * 8);
 }
 
 TEST(Header, ParityAndSourceChooseTheSlot) {

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "comm/failure_path.h"
-#include "comm/one_shot.h"
+#include "comm/mailbox.h"
 #include "comm/protocol.h"
 #include "comm/wire_type.h"
 #include "moe/kernel_params.h"

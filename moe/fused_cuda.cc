@@ -43,15 +43,21 @@ absl::Status Launch(comm::CudaCommunicator& communicator, const Shape& shape,
                     const RmsNormParams& norm_params, const LaunchOptions& options,
                     cudaStream_t stream) {
   STOKER_RETURN_IF_ERROR(communicator.BeforeLaunch(stream));
-  comm::OneShotParams params = MakeOneShotParams(communicator.Params(), shape, descriptor, options);
+  comm::ExchangeParams params =
+      MakeExchangeParams(communicator.Params(), shape, descriptor, options);
 
   comm::LaunchShape launch = ShapeOf(communicator, shape, options);
   const void* kernel = options.kernel;
   if (kernel == nullptr) {
-    kernel = FindKernel(
-        {descriptor.op, descriptor.wire_type, communicator.plan().world, launch.vectors});
+    kernel = FindKernel({descriptor.op, descriptor.protocol, descriptor.wire_type,
+                         communicator.plan().world, launch.vectors});
   }
-  if (kernel == nullptr) return absl::InternalError("no kernel in the table for this launch");
+  if (kernel == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no kernel for world ", communicator.plan().world, ", ", launch.vectors,
+                     " vectors a thread and the ", comm::ProtocolName(descriptor.protocol),
+                     " exchange; two-shot needs more than two ranks"));
+  }
 
   cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t config{};
@@ -90,6 +96,12 @@ absl::Status Launch(comm::CudaCommunicator& communicator, const Shape& shape,
 
 }  // namespace
 
+comm::Protocol ProtocolOf(const comm::CudaCommunicator& communicator, const Shape& shape,
+                          const LaunchOptions& options) {
+  return options.protocol.value_or(comm::ChooseProtocol(communicator.plan().world, shape.tokens,
+                                                        shape.hidden / comm::kPacketElements));
+}
+
 comm::LaunchShape ShapeOf(const comm::CudaCommunicator& communicator, const Shape& shape,
                           const LaunchOptions& options) {
   if (options.shape != nullptr) return *options.shape;
@@ -103,8 +115,9 @@ absl::Status MoeFinalizeAllReduceRmsNorm(comm::CudaCommunicator& communicator, c
                                          const NormArguments& norm, const LaunchOptions& options,
                                          cudaStream_t stream) {
   STOKER_RETURN_IF_ERROR(ValidateFinalize(communicator.plan(), shape, finalize, norm));
-  const comm::LaunchDescriptor descriptor =
+  comm::LaunchDescriptor descriptor =
       DescribeFinalize(shape, finalize, norm, options, communicator.generation());
+  descriptor.protocol = ProtocolOf(communicator, shape, options);
   FinalizeParams params = MakeFinalizeParams(shape, finalize);
   return Launch(communicator, shape, descriptor, &params, MakeNormParams(shape, norm), options,
                 stream);
@@ -114,8 +127,9 @@ absl::Status AllReduceRmsNorm(comm::CudaCommunicator& communicator, const Shape&
                               const void* input, const NormArguments& norm,
                               const LaunchOptions& options, cudaStream_t stream) {
   STOKER_RETURN_IF_ERROR(ValidatePlain(communicator.plan(), shape, input, norm));
-  const comm::LaunchDescriptor descriptor =
+  comm::LaunchDescriptor descriptor =
       DescribePlain(shape, norm, options, communicator.generation());
+  descriptor.protocol = ProtocolOf(communicator, shape, options);
   PlainParams params = MakePlainParams(shape, input);
   return Launch(communicator, shape, descriptor, &params, MakeNormParams(shape, norm), options,
                 stream);

@@ -29,7 +29,9 @@ absl::Status AllReduceRmsNorm(comm::CudaCommunicator& communicator, const Shape&
                               const void* input, const NormArguments& norm,
                               const LaunchOptions& options, cudaStream_t stream);
 
-// The shape that such a launch gets; for reports.
+// The exchange and the shape that such a launch gets; for reports.
+comm::Protocol ProtocolOf(const comm::CudaCommunicator& communicator, const Shape& shape,
+                          const LaunchOptions& options);
 comm::LaunchShape ShapeOf(const comm::CudaCommunicator& communicator, const Shape& shape,
                           const LaunchOptions& options);
 

@@ -1,10 +1,12 @@
-// The entry points: a producer, the one-shot exchange and an epilogue put together for one wire
-// type, number of ranks and number of vectors a thread.
+// The entry points: a producer, an exchange and an epilogue put together for one wire type, number
+// of ranks and number of vectors a thread.
 #pragma once
 
 #include "comm/cuda_environment.cuh"
+#include "comm/exchange_params.h"
+#include "comm/launch_frame.h"
 #include "comm/one_shot.h"
-#include "comm/one_shot_params.h"
+#include "comm/two_shot.h"
 #include "moe/finalize_producer.h"
 #include "moe/plain_producer.h"
 #include "moe/rms_norm_epilogue.h"
@@ -29,14 +31,16 @@ struct Plain {
 // co-resident.
 inline constexpr int kThreadsMax = 1024;
 
-template <template <class> class Kind, class T, int kRanks, int kVectors>
+template <template <class> class Kind, template <class, int> class Exchange, class T, int kRanks,
+          int kVectors>
 __global__ void __launch_bounds__(kThreadsMax, 1)
-    OneShotKernel(const __grid_constant__ comm::OneShotParams params,
-                  const __grid_constant__ typename Kind<T>::Params producer_params,
-                  const __grid_constant__ RmsNormParams epilogue_params) {
+    FusedKernel(const __grid_constant__ comm::ExchangeParams params,
+                const __grid_constant__ typename Kind<T>::Params producer_params,
+                const __grid_constant__ RmsNormParams epilogue_params) {
   typename Kind<T>::Producer producer(producer_params);
   RmsNormEpilogue<T, kVectors> epilogue(epilogue_params);
-  comm::OneShot<T, kRanks, kVectors>(comm::CudaEnvironment(), params, producer, epilogue);
+  comm::RunLaunch<Exchange<T, kRanks>, kVectors>(comm::CudaEnvironment(), params, producer,
+                                                 epilogue);
 }
 
 }  // namespace stoker::moe

@@ -7,6 +7,7 @@ namespace stoker::moe {
 
 struct KernelKey {
   comm::Op op;
+  comm::Protocol protocol;
   comm::WireType wire_type;
   int ranks;    // at least the world; the smallest such in the table is used
   int vectors;  // per thread

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "comm/launch_policy.h"
+#include "comm/protocol.h"
 
 namespace stoker::moe {
 
@@ -18,8 +20,10 @@ struct LaunchOptions {
   // Let the next programmatic launch of the stream start early. The caller promises that it
   // executes griddepcontrol.wait before it exits.
   bool early_trigger = false;
-  // Instead of the launch policy's choice; for measuring. Co-residency is still enforced.
+  // Instead of the launch policy's choices; for measuring. Co-residency is still enforced, and all
+  // ranks must choose the same exchange. Two-shot needs more than two ranks.
   const comm::LaunchShape* shape = nullptr;
+  std::optional<comm::Protocol> protocol = {};
   // Instead of the table's kernel, one with the same parameters; for tests of variants.
   const void* kernel = nullptr;
 };

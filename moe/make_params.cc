@@ -41,10 +41,10 @@ RmsNormParams MakeNormParams(const Shape& shape, const NormArguments& norm) {
   return params;
 }
 
-comm::OneShotParams MakeOneShotParams(const comm::OneShotParams& group, const Shape& shape,
-                                      const comm::LaunchDescriptor& descriptor,
-                                      const LaunchOptions& options) {
-  comm::OneShotParams params = group;
+comm::ExchangeParams MakeExchangeParams(const comm::ExchangeParams& group, const Shape& shape,
+                                        const comm::LaunchDescriptor& descriptor,
+                                        const LaunchOptions& options) {
+  comm::ExchangeParams params = group;
   params.tokens = shape.tokens;
   params.packets = shape.hidden / comm::kPacketElements;
   params.signature = comm::Signature(descriptor);

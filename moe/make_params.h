@@ -1,7 +1,7 @@
 // From the host's arguments to the kernels' parameters.
 #pragma once
 
-#include "comm/one_shot_params.h"
+#include "comm/exchange_params.h"
 #include "moe/arguments.h"
 #include "moe/descriptor.h"
 #include "moe/kernel_params.h"
@@ -14,8 +14,8 @@ PlainParams MakePlainParams(const Shape& shape, const void* input);
 RmsNormParams MakeNormParams(const Shape& shape, const NormArguments& norm);
 
 // `group` is the communicator's part (Params()).
-comm::OneShotParams MakeOneShotParams(const comm::OneShotParams& group, const Shape& shape,
-                                      const comm::LaunchDescriptor& descriptor,
-                                      const LaunchOptions& options);
+comm::ExchangeParams MakeExchangeParams(const comm::ExchangeParams& group, const Shape& shape,
+                                        const comm::LaunchDescriptor& descriptor,
+                                        const LaunchOptions& options);
 
 }  // namespace stoker::moe

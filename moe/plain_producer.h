@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "comm/failure_path.h"
-#include "comm/one_shot.h"
+#include "comm/mailbox.h"
 #include "comm/protocol.h"
 #include "moe/kernel_params.h"
 

@@ -10,8 +10,8 @@ import re
 import sys
 
 ENTRY = re.compile(r"^\.visible \.entry (\S+?)\(", re.MULTILINE)
-# Names are mangled: ...OneShotKernelINS0_8FinalizeENS_4comm4Bf16ELi4ELi1EE...
-NAME = re.compile(r"(Finalize|Plain)ENS\w*?(Bf16|Fp16)ELi(\d+)ELi(\d+)E")
+# Names are mangled: ...FusedKernelINS0_8FinalizeENS_4comm7OneShotENS2_4Bf16ELi4ELi1EE...
+NAME = re.compile(r"(Finalize|Plain)E\w*?(One|Two)ShotE\w*?(Bf16|Fp16)ELi(\d+)ELi(\d+)E")
 
 FORBIDDEN = [
     (r"\b(rsqrt|sqrt|rcp|div|ex2|lg2|sin|cos)\.approx", "an approximate function"),
@@ -41,7 +41,7 @@ def breaches(name, body, programmatic):
     match = NAME.search(name)
     if not match:
         return [f"{name}: a kernel whose name says no producer"]
-    producer, _, ranks, vectors = match.group(1), match.group(2), int(match.group(3)), int(match.group(4))
+    producer, exchange, ranks, vectors = match.group(1), match.group(2), int(match.group(4)), int(match.group(5))
     found = []
     for pattern, what in FORBIDDEN:
         if re.search(pattern, body):
@@ -65,10 +65,12 @@ def breaches(name, body, programmatic):
             found.append(f"{name}: {pushes} mailbox stores at system scope; {2 * (ranks - 1) * vectors} are needed")
         if not re.search(r"ld\.relaxed\.sys\.global\.v4\.u32", body):
             found.append(f"{name}: no mailbox load at system scope")
-    # Outputs: two a vector and two of the NaN fill. Anything more would be a mailbox store gone weak.
+    # Outputs: two a vector, of tokens that this rank sums and of those that others do, and two of the NaN fill.
+    # Anything more would be a mailbox store gone weak.
     weak = len(re.findall(r"\bst\.global\.v4\.u32", body))
-    if weak != 2 * vectors + 2:
-        found.append(f"{name}: {weak} weak vector stores; {2 * vectors + 2} outputs are written")
+    outputs = 2 * vectors * (2 if exchange == "Two" else 1) + 2
+    if weak != outputs:
+        found.append(f"{name}: {weak} weak vector stores; {outputs} outputs are written")
     if not re.search(r"atom\.acq_rel\.gpu\.global\.add", body):
         found.append(f"{name}: the ticket is not acquire-release")
     if re.search(r"barrier\.cluster\.arrive(?!\.relaxed)", body):

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "comm/one_shot.h"
+#include "comm/mailbox.h"
 #include "comm/protocol.h"
 #include "comm/row_reduction.h"
 #include "comm/wire_type.h"
@@ -37,17 +37,25 @@ class RmsNormEpilogue {
     env.StoreOutput(p_.residual_out + At(token, vectors.index[v]), x_[v]);
   }
 
+  // A vector of residual_out, after Take.
+  STOKER_DEVICE const comm::Packet& Taken(int v) const { return x_[v]; }
+
+  // Instead of Fetch and Take, on a rank that did not sum.
   template <class Env>
-  STOKER_DEVICE void Finish(Env env, int token, const comm::Vectors<kVectors>& vectors, int turn) {
+  STOKER_DEVICE void Restore(Env env, int token, const comm::Vectors<kVectors>& vectors, int v,
+                             const comm::Packet& taken) {
+    x_[v] = taken;
+    env.StoreOutput(p_.residual_out + At(token, vectors.index[v]), taken);
+  }
+
+  // Returns 1 / sqrt(mean(x^2) + eps).
+  template <class Env>
+  STOKER_DEVICE float Finish(Env env, int token, const comm::Vectors<kVectors>& vectors, int turn) {
+    const Gamma gamma = LoadGamma(env, vectors);  // in flight during the reduction
     float squares[kVectors] = {};
-    comm::Packet gamma[kVectors] = {};
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (!vectors.inside[v]) continue;
-      // In flight during the reduction.
-      if (p_.gamma_fp32 == 0u) {
-        gamma[v] = env.LoadInput(static_cast<const comm::Packet*>(p_.gamma) + vectors.index[v]);
-      }
 #pragma unroll
       for (int w = 0; w < comm::kPacketWords; ++w) {
         float low, high;
@@ -59,11 +67,36 @@ class RmsNormEpilogue {
     const float total =
         comm::SumOverRow<kVectors>(env, squares, vectors.row_warps, p_.packets, turn);
     const float rstd = env.Reciprocal(env.SquareRoot(env.Fma(total, p_.inverse_hidden, p_.eps)));
+    Normalise(env, token, vectors, gamma, rstd);
+    return rstd;
+  }
+
+  struct Gamma {
+    comm::Packet vector[kVectors];
+  };
+
+  // FP32 gamma is loaded where it is used: it needs twice the registers.
+  template <class Env>
+  STOKER_DEVICE Gamma LoadGamma(Env env, const comm::Vectors<kVectors>& vectors) const {
+    Gamma gamma = {};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (p_.gamma_fp32 == 0u && vectors.inside[v]) {
+        gamma.vector[v] =
+            env.LoadInput(static_cast<const comm::Packet*>(p_.gamma) + vectors.index[v]);
+      }
+    }
+    return gamma;
+  }
+
+  template <class Env>
+  STOKER_DEVICE void Normalise(Env env, int token, const comm::Vectors<kVectors>& vectors,
+                               const Gamma& gamma, float rstd) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (!vectors.inside[v]) continue;
       float scale[comm::kPacketElements];
-      Scale(env, gamma[v], vectors.index[v], scale);
+      Scale(env, gamma.vector[v], vectors.index[v], scale);
       comm::Packet out;
 #pragma unroll
       for (int w = 0; w < comm::kPacketWords; ++w) {

@@ -7,12 +7,13 @@ namespace {
 // Names of their own: the shipped kernels are in the same program.
 template <class T, int kVectors>
 __global__ void __launch_bounds__(moe::kThreadsMax, 1)
-    FlushToZeroKernel(const __grid_constant__ comm::OneShotParams params,
+    FlushToZeroKernel(const __grid_constant__ comm::ExchangeParams params,
                       const __grid_constant__ moe::PlainParams producer_params,
                       const __grid_constant__ moe::RmsNormParams epilogue_params) {
   moe::PlainProducer<T> producer(producer_params);
   moe::RmsNormEpilogue<T, kVectors> epilogue(epilogue_params);
-  comm::OneShot<T, 2, kVectors>(comm::CudaEnvironment(), params, producer, epilogue);
+  comm::RunLaunch<comm::OneShot<T, 2>, kVectors>(comm::CudaEnvironment(), params, producer,
+                                                 epilogue);
 }
 
 }  // namespace

@@ -24,9 +24,10 @@ enum Factor {
   kProgrammatic,
   kGraph,
   kGammaType,
-  kMode
+  kMode,
+  kExchange
 };
-const std::vector<int> kLevels = {2, 3, 5, 12, 3, 4, 4, 2, 2, 2, 2, 2, 2};
+const std::vector<int> kLevels = {2, 3, 5, 12, 3, 4, 4, 2, 2, 2, 2, 2, 2, 2};
 
 InputOptions Options(const std::vector<int>& c, uint64_t seed) {
   InputOptions options;
@@ -68,9 +69,13 @@ std::vector<LaunchCase> LaunchCases() {
     launch_case.other_inputs = Options(c, 2 * index + 2);
     launch_case.launch = {.site = static_cast<uint32_t>(index),
                           .programmatic_launch = c[kProgrammatic] == 1};
+    // Two ranks have nothing to gain from a second shot, and no kernel for it.
+    const bool two_shot = c[kExchange] == 1 && launch_case.world > 2;
+    launch_case.launch.protocol = two_shot ? comm::Protocol::kTwoShot : comm::Protocol::kOneShot;
     launch_case.graph = c[kGraph] == 1;
     launch_case.name =
-        absl::StrCat("case ", index, ": ", Name(launch_case.inputs, launch_case.world, c));
+        absl::StrCat("case ", index, ": ", Name(launch_case.inputs, launch_case.world, c),
+                     two_shot ? ", two-shot" : ", one-shot");
     cases.push_back(std::move(launch_case));
   }
   return cases;

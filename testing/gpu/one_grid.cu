@@ -23,8 +23,8 @@ __global__ void __launch_bounds__(moe::kThreadsMax, 1)
   const int rank = blockIdx.x / (gridDim.x / kOneGridWorld);
   moe::FinalizeProducer<comm::Bf16> producer(p.finalize[rank]);
   moe::RmsNormEpilogue<comm::Bf16, 1> epilogue(p.norm[rank]);
-  comm::OneShot<comm::Bf16, kOneGridWorld, 1>(OneGridEnvironment(), p.one_shot[rank], producer,
-                                              epilogue);
+  comm::RunLaunch<comm::OneShot<comm::Bf16, kOneGridWorld>, 1>(
+      OneGridEnvironment(), p.one_shot[rank], producer, epilogue);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "comm/one_shot_params.h"
+#include "comm/exchange_params.h"
 #include "moe/kernel_params.h"
 
 namespace stoker::testing {
@@ -13,7 +13,7 @@ namespace stoker::testing {
 inline constexpr int kOneGridWorld = 2;
 
 struct OneGridParams {
-  comm::OneShotParams one_shot[kOneGridWorld];
+  comm::ExchangeParams one_shot[kOneGridWorld];
   moe::FinalizeParams finalize[kOneGridWorld];
   moe::RmsNormParams norm[kOneGridWorld];
 };

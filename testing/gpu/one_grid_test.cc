@@ -22,8 +22,8 @@ TEST_F(OneGrid, ThreeLaunchesHaveTheReferencesBits) {
     const moe::FinalizeArguments& finalize = data->device[rank].finalize();
     const moe::NormArguments& norm = data->device[rank].norm();
     params.one_shot[rank] =
-        moe::MakeOneShotParams((*world)->communicator(rank).Params(), options.shape,
-                               moe::DescribeFinalize(options.shape, finalize, norm, {}, 0), {});
+        moe::MakeExchangeParams((*world)->communicator(rank).Params(), options.shape,
+                                moe::DescribeFinalize(options.shape, finalize, norm, {}, 0), {});
     params.finalize[rank] = moe::MakeFinalizeParams(options.shape, finalize);
     params.norm[rank] = moe::MakeNormParams(options.shape, norm);
   }

@@ -7,17 +7,17 @@
 namespace stoker::testing {
 namespace {
 
-using comm::OneShotParams;
+using comm::ExchangeParams;
 using comm::Packet;
 
 class ShippedEnvironment : public comm::CudaEnvironment {
  public:
-  __device__ explicit ShippedEnvironment(const OneShotParams&) {}
+  __device__ explicit ShippedEnvironment(const ExchangeParams&) {}
 };
 
 class DelayedEnvironment : public comm::CudaEnvironment {
  public:
-  __device__ explicit DelayedEnvironment(const OneShotParams&) {}
+  __device__ explicit DelayedEnvironment(const ExchangeParams&) {}
   __device__ Packet LoadPacket(const Packet* p) {
     Delay();
     return CudaEnvironment::LoadPacket(p);
@@ -43,7 +43,7 @@ class DelayedEnvironment : public comm::CudaEnvironment {
 
 class PeerPollEnvironment : public DelayedEnvironment {
  public:
-  __device__ explicit PeerPollEnvironment(const OneShotParams& p) : DelayedEnvironment(p), p_(p) {}
+  __device__ explicit PeerPollEnvironment(const ExchangeParams& p) : DelayedEnvironment(p), p_(p) {}
 
   __device__ Packet LoadPacket(const Packet* p) {
     return DelayedEnvironment::LoadPacket(AtSource(p));
@@ -73,7 +73,7 @@ class PeerPollEnvironment : public DelayedEnvironment {
         static_cast<int>(in_half / (static_cast<int64_t>(p_.layout.capacity) * p_.layout.stride));
     return Mailbox(source) + index;
   }
-  const OneShotParams& p_;
+  const ExchangeParams& p_;
 };
 
 enum class Rounded { kRoute, kAdd, kRank };
@@ -101,12 +101,12 @@ class RoundingEnvironment : public ShippedEnvironment {
 
 template <class Env, int kVectors>
 __global__ void __launch_bounds__(moe::kThreadsMax, 1)
-    VariantOneShotKernel(const __grid_constant__ OneShotParams params,
+    VariantOneShotKernel(const __grid_constant__ ExchangeParams params,
                          const __grid_constant__ moe::FinalizeParams producer_params,
                          const __grid_constant__ moe::RmsNormParams epilogue_params) {
   moe::FinalizeProducer<comm::Bf16> producer(producer_params);
   moe::RmsNormEpilogue<comm::Bf16, kVectors> epilogue(epilogue_params);
-  comm::OneShot<comm::Bf16, 4, kVectors>(Env(params), params, producer, epilogue);
+  comm::RunLaunch<comm::OneShot<comm::Bf16, 4>, kVectors>(Env(params), params, producer, epilogue);
 }
 
 template <class Env>

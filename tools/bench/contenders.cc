@@ -61,6 +61,15 @@ std::vector<Contender> OwnContenders(const ContenderOptions& options, const moe:
     early.early_trigger = true;
     contenders.push_back(Fused("stoker, early trigger", early, shape, world));
   }
+  if (world.world() > 2) {
+    moe::LaunchOptions other = launch;
+    other.protocol =
+        moe::ProtocolOf(world.communicator(0), shape, launch) == comm::Protocol::kOneShot
+            ? comm::Protocol::kTwoShot
+            : comm::Protocol::kOneShot;
+    contenders.push_back(
+        Fused(absl::StrCat("stoker, ", comm::ProtocolName(*other.protocol)), other, shape, world));
+  }
   contenders.push_back(Unfused(launch, shape, world));
   contenders.push_back(Fused("stoker again", launch, shape, world));
   return contenders;

@@ -1,6 +1,6 @@
 #include <cstdint>
 
-#include "comm/one_shot_params.h"
+#include "comm/exchange_params.h"
 #include "comm/protocol.h"
 #include "moe/kernel_params.h"
 #include "tools/bench/hand_written.h"
@@ -8,7 +8,7 @@
 namespace stoker::bench {
 namespace {
 
-using comm::OneShotParams;
+using comm::ExchangeParams;
 using comm::Packet;
 
 constexpr int kRanks = 4;
@@ -71,7 +71,7 @@ __device__ __forceinline__ uint32_t Shared(const void* p) {
 }
 
 __global__ void __launch_bounds__(1024, 1)
-    HandWrittenFinalize(const __grid_constant__ OneShotParams p,
+    HandWrittenFinalize(const __grid_constant__ ExchangeParams p,
                         const __grid_constant__ moe::FinalizeParams f,
                         const __grid_constant__ moe::RmsNormParams n) {
   __shared__ float partials[2][64];

@@ -1,6 +1,6 @@
 #include "base/cuda_status.h"
 #include "comm/cuda_environment.cuh"
-#include "comm/one_shot.h"
+#include "comm/mailbox.h"
 #include "moe/finalize_producer.h"
 #include "moe/make_params.h"
 #include "tools/bench/local_finalize.h"

@@ -1,4 +1,4 @@
-// What a one-shot launch knows about its group: the kernel parameters of comm/one_shot.h.
+// What a launch knows about its group: the kernel parameters of comm/launch_frame.h.
 // Plain data, filled by the host for each launch and never changed by the device.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace stoker::comm {
 
-struct OneShotParams {
+struct ExchangeParams {
   void* workspace[kWorldMax];  // of every rank, as mapped here; [rank] is this rank's own
   RankHealth* health;          // this rank's part of the health page, as mapped here
   WorkspaceLayout layout;

@@ -191,6 +191,8 @@ absl::Status CudaCommunicator::Connect(RankExchange& exchange, absl::Duration ti
                          absl::string_view(reinterpret_cast<const char*>(&mine), sizeof(mine)),
                          timeout));
   int ranks_here = 0;
+  bool one_device = true;
+  Address first;
   for (int peer = 0; peer < plan_.world; ++peer) {
     Address theirs;
     if (messages[peer].size() != sizeof(theirs)) {
@@ -198,6 +200,8 @@ absl::Status CudaCommunicator::Connect(RankExchange& exchange, absl::Duration ti
           absl::StrCat("rank ", peer, " sent an address of ", messages[peer].size(), " bytes"));
     }
     std::memcpy(&theirs, messages[peer].data(), sizeof(theirs));
+    if (peer == 0) first = theirs;
+    one_device = one_device && SameDevice(theirs.device, first.device);
     if (SameDevice(theirs.device, mine.device)) ++ranks_here;
     if (peer == plan_.rank) continue;
     STOKER_RETURN_IF_ERROR(EnablePeerAccess(device_, theirs, peer));
@@ -235,6 +239,7 @@ absl::Status CudaCommunicator::Connect(RankExchange& exchange, absl::Duration ti
   STOKER_RETURN_IF_ERROR(Wipe(plan_.first_epoch, 0));
   STOKER_RETURN_IF_ERROR(exchange.Barrier("wiping the workspace", timeout));
 
+  wire_ = one_device ? SharedGpuWire(plan_.world) : kNvlink4Wire;
   if (placement_.sms <= 0) placement_.sms = properties.multiProcessorCount / ranks_here;
   if (properties.major < 9) placement_.cluster_max = 1;
   return absl::OkStatus();

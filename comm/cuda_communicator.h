@@ -48,6 +48,7 @@ class CudaCommunicator {
 
   const GroupPlan& plan() const { return plan_; }
   const Placement& placement() const { return placement_; }
+  const Wire& wire() const { return wire_; }
   int device() const { return device_; }
   uint32_t generation() const { return generation_; }
 
@@ -100,6 +101,7 @@ class CudaCommunicator {
 
   GroupPlan plan_;
   Placement placement_;
+  Wire wire_ = kNvlink4Wire;
   int device_ = 0;
   uint32_t generation_ = 0;
   class Health health_;

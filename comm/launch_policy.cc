@@ -46,7 +46,13 @@ const char* ProtocolName(Protocol protocol) {
   return protocol == Protocol::kOneShot ? "one-shot" : "two-shot";
 }
 
-Protocol ChooseProtocol(int world, int tokens, int packets) { return Protocol::kOneShot; }
+Protocol ChooseProtocol(int world, int tokens, int packets, const Wire& wire) {
+  if (world <= 2) return Protocol::kOneShot;
+  // Rows a token that a rank pushes: world - 1, or 2 (world - 1) / world.
+  const double rows_saved = tokens * (world - 1.0) * (world - 2.0) / world;
+  const double us_saved = rows_saved * packets * kPacketBytes / wire.bytes_per_us;
+  return us_saved > wire.hop_us ? Protocol::kTwoShot : Protocol::kOneShot;
+}
 
 LaunchShape ChooseLaunchShape(int tokens, int packets, const Placement& placement) {
   if (tokens == 0) return LaunchShape{};

@@ -28,6 +28,19 @@ TEST(LaunchPolicy, ManyTokensTakeOneCtaEachThenTwoVectorsAThread) {
   EXPECT_EQ(ChooseLaunchShape(128, 896, kQuarterOfH200).clusters, 66);
 }
 
+TEST(LaunchPolicy, TwoShotWhereTheBytesCostMoreThanTheHop) {
+  for (int tokens : {1, 128, 2048}) {
+    EXPECT_EQ(ChooseProtocol(2, tokens, 896, SharedGpuWire(2)), Protocol::kOneShot);
+  }
+  EXPECT_EQ(ChooseProtocol(4, 32, 896, SharedGpuWire(4)), Protocol::kOneShot);
+  EXPECT_EQ(ChooseProtocol(4, 128, 896, SharedGpuWire(4)), Protocol::kTwoShot);
+  EXPECT_EQ(ChooseProtocol(8, 8, 896, SharedGpuWire(8)), Protocol::kOneShot);
+  EXPECT_EQ(ChooseProtocol(8, 16, 896, SharedGpuWire(8)), Protocol::kTwoShot);
+  EXPECT_EQ(ChooseProtocol(8, 4, 896, kNvlink4Wire), Protocol::kOneShot);
+  EXPECT_EQ(ChooseProtocol(8, 64, 896, kNvlink4Wire), Protocol::kTwoShot);
+  EXPECT_EQ(ChooseProtocol(8, 0, 896, kNvlink4Wire), Protocol::kOneShot);
+}
+
 TEST(LaunchPolicy, NoTokensIsOneSmallCta) {
   EXPECT_EQ(ChooseLaunchShape(0, 896, kQuarterOfH200), LaunchShape{});
 }

@@ -99,7 +99,8 @@ absl::Status Launch(comm::CudaCommunicator& communicator, const Shape& shape,
 comm::Protocol ProtocolOf(const comm::CudaCommunicator& communicator, const Shape& shape,
                           const LaunchOptions& options) {
   return options.protocol.value_or(comm::ChooseProtocol(communicator.plan().world, shape.tokens,
-                                                        shape.hidden / comm::kPacketElements));
+                                                        shape.hidden / comm::kPacketElements,
+                                                        communicator.wire()));
 }
 
 comm::LaunchShape ShapeOf(const comm::CudaCommunicator& communicator, const Shape& shape,

@@ -62,6 +62,8 @@ class PublishedHang : public GpuTest {
 
   absl::Status Launch(int rank, int launch, Variant variant) {
     moe::LaunchOptions options{.programmatic_launch = true};
+    options.protocol =
+        variant == Variant::kDelayedTwoShot ? comm::Protocol::kTwoShot : comm::Protocol::kOneShot;
     options.kernel = VariantKernel(
         variant, moe::ShapeOf(world_->communicator(rank), HangOptions(1).shape, options).vectors);
     moe::NormArguments norm = captured_.device[rank].norm();
@@ -117,8 +119,11 @@ class PublishedHang : public GpuTest {
   int64_t bytes_ = 0;
 };
 
-TEST_F(PublishedHang, TwentyLaunchesFiftyReplaysWithDelaysAreRightWithinAMinute) {
-  auto graphs = Capture(Variant::kDelayed);
+class PublishedHangWithDelays : public PublishedHang,
+                                public ::testing::WithParamInterface<Variant> {};
+
+TEST_P(PublishedHangWithDelays, TwentyLaunchesFiftyReplaysAreRightWithinAMinute) {
+  auto graphs = Capture(GetParam());
   ASSERT_TRUE(graphs.ok()) << graphs.status();
   const absl::Time start = absl::Now();
   for (int replay = 0; replay < kReplays; ++replay) {
@@ -130,6 +135,12 @@ TEST_F(PublishedHang, TwentyLaunchesFiftyReplaysWithDelaysAreRightWithinAMinute)
   STOKER_ASSERT_OK(world_->communicator(0).Health());
   for (cudaGraphExec_t graph : *graphs) cudaGraphExecDestroy(graph);
 }
+
+INSTANTIATE_TEST_SUITE_P(Exchanges, PublishedHangWithDelays,
+                         ::testing::Values(Variant::kDelayed, Variant::kDelayedTwoShot),
+                         [](const auto& info) {
+                           return info.param == Variant::kDelayed ? "OneShot" : "TwoShot";
+                         });
 
 TEST_F(PublishedHang, ABuildThatPollsItsPeersFailsWithAReportAndTheGroupComesBack) {
   auto graphs = Capture(Variant::kPeerPoll);

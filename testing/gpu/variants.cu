@@ -99,20 +99,20 @@ class RoundingEnvironment : public ShippedEnvironment {
   __device__ static float Round(float x) { return comm::Bf16::ToFloat(comm::Bf16::FromFloat(x)); }
 };
 
-template <class Env, int kVectors>
+template <template <class, int> class Exchange, class Env, int kVectors>
 __global__ void __launch_bounds__(moe::kThreadsMax, 1)
-    VariantOneShotKernel(const __grid_constant__ ExchangeParams params,
-                         const __grid_constant__ moe::FinalizeParams producer_params,
-                         const __grid_constant__ moe::RmsNormParams epilogue_params) {
+    VariantKernelOf(const __grid_constant__ ExchangeParams params,
+                    const __grid_constant__ moe::FinalizeParams producer_params,
+                    const __grid_constant__ moe::RmsNormParams epilogue_params) {
   moe::FinalizeProducer<comm::Bf16> producer(producer_params);
   moe::RmsNormEpilogue<comm::Bf16, kVectors> epilogue(epilogue_params);
-  comm::RunLaunch<comm::OneShot<comm::Bf16, 4>, kVectors>(Env(params), params, producer, epilogue);
+  comm::RunLaunch<Exchange<comm::Bf16, 4>, kVectors>(Env(params), params, producer, epilogue);
 }
 
-template <class Env>
+template <class Env, template <class, int> class Exchange = comm::OneShot>
 const void* Kernel(int vectors) {
-  return vectors == 1 ? reinterpret_cast<const void*>(VariantOneShotKernel<Env, 1>)
-                      : reinterpret_cast<const void*>(VariantOneShotKernel<Env, 2>);
+  return vectors == 1 ? reinterpret_cast<const void*>(VariantKernelOf<Exchange, Env, 1>)
+                      : reinterpret_cast<const void*>(VariantKernelOf<Exchange, Env, 2>);
 }
 
 }  // namespace
@@ -121,6 +121,8 @@ const void* VariantKernel(Variant variant, int vectors) {
   switch (variant) {
     case Variant::kDelayed:
       return Kernel<DelayedEnvironment>(vectors);
+    case Variant::kDelayedTwoShot:
+      return Kernel<DelayedEnvironment, comm::TwoShot>(vectors);
     case Variant::kPeerPoll:
       return Kernel<PeerPollEnvironment>(vectors);
     case Variant::kRoundRoute:

@@ -6,7 +6,8 @@
 namespace stoker::testing {
 
 enum class Variant {
-  kDelayed,   // random delays before stores and loads of packets; everything else as shipped
+  kDelayed,         // random delays before stores and loads of packets; everything else as shipped
+  kDelayedTwoShot,  // the same with the two-shot exchange
   kPeerPoll,  // kDelayed, but polls (and empties) the peers' mailboxes, as a published kernel does
   kRoundRoute,  // rounds the sum to bf16 after every route
   kRoundAdd,    // after the shared expert and the residual

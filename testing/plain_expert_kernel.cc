@@ -35,22 +35,26 @@ float Scale(const char* scales, size_t index, ScaleType type) {
   return value;
 }
 
-// One row of weights with a prepared row: exact int32 in a group, groups into 16 sums.
+// One row of weights with a prepared row: exact int32 in a group, groups into 16 sums. Activations
+// are int8 or, if `fine`, int8 and a remainder in 256ths.
 float Dot(const char* weights, const char* scales, ScaleType type, int row, int columns, int group,
-          const char* prepared) {
+          const char* prepared, bool fine) {
   const int groups = columns / group;
   const float* factors = reinterpret_cast<const float*>(prepared);
   const int8_t* values = reinterpret_cast<const int8_t*>(factors + groups);
+  const int8_t* rests = values + columns;
+  const auto activation = [&](int i) { return fine ? 256 * values[i] + rests[i] : values[i]; };
   const uint8_t* packed =
       reinterpret_cast<const uint8_t*>(weights) + static_cast<size_t>(row) * columns / 2;
   float sums[kSums] = {};
   for (int g = 0; g < groups; ++g) {
     int32_t dot = 0;
     for (int i = g * group; i < (g + 1) * group; i += 2) {
-      dot += ((packed[i / 2] & 15) - 8) * values[i];
-      dot += ((packed[i / 2] >> 4) - 8) * values[i + 1];
+      dot += ((packed[i / 2] & 15) - 8) * activation(i);
+      dot += ((packed[i / 2] >> 4) - 8) * activation(i + 1);
     }
-    const float factor = Scale(scales, static_cast<size_t>(row) * groups + g, type) * factors[g];
+    const float factor = Scale(scales, static_cast<size_t>(row) * groups + g, type) *
+                         (fine ? factors[g] / 256.0f : factors[g]);
     sums[g % kSums] = std::fma(static_cast<float>(dot), factor, sums[g % kSums]);
   }
   for (int half = kSums / 2; half > 0; half /= 2) {
@@ -62,7 +66,7 @@ float Dot(const char* weights, const char* scales, ScaleType type, int row, int 
 }  // namespace
 
 size_t PlainExpertKernel::PreparedBytes(int columns, int group) const {
-  const size_t bytes = sizeof(float) * (columns / group) + columns;
+  const size_t bytes = sizeof(float) * (columns / group) + 2 * columns;
   return (bytes + 63) / 64 * 64;
 }
 
@@ -70,6 +74,7 @@ void PlainExpertKernel::Prepare(const float* row, int columns, int group, char* 
   const int groups = columns / group;
   float* factors = reinterpret_cast<float*>(prepared);
   int8_t* values = reinterpret_cast<int8_t*>(factors + groups);
+  int8_t* rests = values + columns;
   for (int g = 0; g < groups; ++g) {
     float largest = 0;
     bool finite = true;
@@ -81,7 +86,10 @@ void PlainExpertKernel::Prepare(const float* row, int columns, int group, char* 
     // A NaN factor makes every dot product of the row NaN.
     factors[g] = finite ? scale : std::nanf("");
     for (int i = g * group; i < (g + 1) * group; ++i) {
-      values[i] = finite && scale > 0 ? static_cast<int8_t>(std::nearbyint(row[i] / scale)) : 0;
+      const float ratio = finite && scale > 0 ? row[i] / scale : 0.0f;
+      const float value = std::nearbyint(ratio);
+      values[i] = static_cast<int8_t>(value);
+      rests[i] = static_cast<int8_t>(std::min(std::nearbyint((ratio - value) * 256), 127.0f));
     }
   }
 }
@@ -91,9 +99,9 @@ void PlainExpertKernel::Fc1(const ExpertView& expert, const char* prepared, int 
   const auto& s = expert.shape;
   for (int row = begin; row < end; ++row) {
     const float gate = Dot(expert.parts[offload::kGate], expert.parts[offload::kGateScale],
-                           s.scale_type, row, s.hidden, s.group, prepared);
+                           s.scale_type, row, s.hidden, s.group, prepared, false);
     const float up = Dot(expert.parts[offload::kUp], expert.parts[offload::kUpScale], s.scale_type,
-                         row, s.hidden, s.group, prepared);
+                         row, s.hidden, s.group, prepared, false);
     out[row] = gate / (1.0f + std::exp(-gate)) * up;
   }
 }
@@ -103,7 +111,7 @@ void PlainExpertKernel::Fc2(const ExpertView& expert, const char* prepared, int 
   const auto& s = expert.shape;
   for (int row = begin; row < end; ++row) {
     out[row] = Dot(expert.parts[offload::kDown], expert.parts[offload::kDownScale], s.scale_type,
-                   row, s.intermediate, s.group, prepared);
+                   row, s.intermediate, s.group, prepared, true);
   }
 }
 

@@ -15,6 +15,8 @@ struct Avx2 {
     __m256 low, high;
   };
 
+  static Ints NoInts() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  static void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
   static Floats Zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static __m256i Load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 
@@ -25,31 +27,46 @@ struct Avx2 {
     return _mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weights)));
   }
 
+  static __m256i NeighbouringWords(__m256i a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
+
   // Eight blocks: 128 bytes of weights.
-  template <bool kTail>
-  static __m256i EightDots(const uint8_t* weights, int bytes, const int8_t* x) {
+  template <bool kTail, int P>
+  static void EightDots(const uint8_t* weights, int bytes, const int8_t* const* x, int from,
+                        __m256i (&dots)[P]) {
     const __m256i nibble = _mm256_set1_epi8(15);
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256i quarters[4];  // vector j, 128-bit lane l: block 2j + l, in four parts
+    __m256i low[4], high[4];
     for (int j = 0; j < 4; ++j) {
       const __m256i w = LoadWeights<kTail>(weights + 32 * j, bytes - 32 * j);
-      const int8_t* even = x + j / 2 * 128 + j % 2 * 32;
-      const __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(w, nibble), Load(even));
-      const __m256i high =
-          _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(w, 4), nibble), Load(even + 64));
-      // At most 4 * 15 * 127 in magnitude: no 16-bit sum saturates.
-      quarters[j] = _mm256_madd_epi16(_mm256_add_epi16(low, high), ones);
+      low[j] = _mm256_and_si256(w, nibble);
+      high[j] = _mm256_and_si256(_mm256_srli_epi16(w, 4), nibble);
     }
-    const __m256i sums = _mm256_hadd_epi32(_mm256_hadd_epi32(quarters[0], quarters[1]),
-                                           _mm256_hadd_epi32(quarters[2], quarters[3]));
-    return _mm256_permutevar8x32_epi32(sums, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    for (int p = 0; p < P; ++p) {
+      __m256i quarters[4];  // vector j, 128-bit lane l: block 2j + l, in four parts
+      for (int j = 0; j < 4; ++j) {
+        const int8_t* even = x[p] + from + j / 2 * 128 + j % 2 * 32;
+        // Four products, then eight: at most 8 * 15 * 128 in magnitude, and later twice that. All
+        // fit int16, so that nothing saturates.
+        quarters[j] =
+            NeighbouringWords(_mm256_add_epi16(_mm256_maddubs_epi16(low[j], Load(even)),
+                                               _mm256_maddubs_epi16(high[j], Load(even + 64))));
+      }
+      const __m256i a = NeighbouringWords(_mm256_packs_epi32(quarters[0], quarters[1]));
+      const __m256i b = NeighbouringWords(_mm256_packs_epi32(quarters[2], quarters[3]));
+      dots[p] = _mm256_permutevar8x32_epi32(NeighbouringWords(_mm256_packs_epi32(a, b)),
+                                            _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    }
   }
 
-  template <bool kTail, int T>
+  template <Run kRun, int P>
   static void Dots(const uint8_t* weights, int bytes, const int8_t* const* x, Ints* dots) {
-    for (int t = 0; t < T; ++t) {
-      dots[t] = {EightDots<kTail>(weights, bytes, x[t]),
-                 EightDots<kTail>(weights + 128, bytes - 128, x[t] + 256)};
+    constexpr bool kTail = kRun != Run::kWhole;
+    __m256i low[P], high[P];
+    EightDots<kTail, P>(weights, bytes, x, 0, low);
+    if constexpr (kRun != Run::kHalfTail) {
+      EightDots<kTail, P>(weights + 128, bytes - 128, x, 256, high);
+    }
+    for (int p = 0; p < P; ++p) {
+      dots[p] = {low[p], kRun == Run::kHalfTail ? _mm256_setzero_si256() : high[p]};
     }
   }
 
@@ -80,17 +97,45 @@ struct Avx2 {
     return {EightScales<kType>(scales), EightScales<kType>(scales + kBytes)};
   }
 
-  static __m256 Eight(__m256 sums, __m256i dots, const char* eight_sums, __m256 scale,
-                      const char* factors) {
-    const __m256 exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(dots, Load(eight_sums)));
+  static __m256i JoinEight(__m256i coarse, __m256i fine) {
+    return _mm256_add_epi32(_mm256_slli_epi32(coarse, 8), fine);
+  }
+  static Ints Join(const Ints& coarse, const Ints& fine) {
+    return {JoinEight(coarse.low, fine.low), JoinEight(coarse.high, fine.high)};
+  }
+
+  static Ints Centre(const Ints& dots, const char* eight_sums) {
+    return {_mm256_sub_epi32(dots.low, Load(eight_sums)),
+            _mm256_sub_epi32(dots.high, Load(eight_sums + 32))};
+  }
+  // Word b of `zeros` holds block b's zero points of eight rows, a nibble each.
+  static __m256i CentreEight(__m256i dots, const char* eight_sums, const char* zeros, int shift) {
+    const __m256i zero = _mm256_and_si256(_mm256_srl_epi32(Load(zeros), _mm_cvtsi32_si128(shift)),
+                                          _mm256_set1_epi32(15));
+    const __m256i sums = _mm256_srai_epi32(Load(eight_sums), 3);
+    return _mm256_sub_epi32(dots, _mm256_mullo_epi32(zero, sums));
+  }
+  template <bool kTail>
+  static Ints CentreBy(const Ints& dots, const char* eight_sums, const char* zeros, int shift,
+                       int count) {
+    alignas(32) char copy[64] = {};
+    if constexpr (kTail) {
+      __builtin_memcpy(copy, zeros, 4 * count);
+      zeros = copy;
+    }
+    return {CentreEight(dots.low, eight_sums, zeros, shift),
+            CentreEight(dots.high, eight_sums + 32, zeros + 32, shift)};
+  }
+
+  static __m256 Eight(__m256 sums, __m256i exact, __m256 scale, const char* factors) {
     const __m256 factor =
         _mm256_mul_ps(scale, _mm256_loadu_ps(reinterpret_cast<const float*>(factors)));
-    return _mm256_fmadd_ps(exact, factor, sums);
+    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), factor, sums);
   }
-  static Floats Accumulate(const Floats& sums, const Ints& dots, const char* eight_sums,
-                           const Floats& scale, const char* factors) {
-    return {Eight(sums.low, dots.low, eight_sums, scale.low, factors),
-            Eight(sums.high, dots.high, eight_sums + 32, scale.high, factors + 32)};
+  static Floats Accumulate(const Floats& sums, const Ints& exact, const Floats& scale,
+                           const char* factors) {
+    return {Eight(sums.low, exact.low, scale.low, factors),
+            Eight(sums.high, exact.high, scale.high, factors + 32)};
   }
 
   static float Sum(const Floats& sums) {

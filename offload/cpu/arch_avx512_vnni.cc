@@ -12,40 +12,45 @@ struct Avx512Vnni {
   using Floats = __m512;
 
   static Floats Zero() { return _mm512_setzero_ps(); }
+  static Ints NoInts() { return _mm512_setzero_si512(); }
+  static void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
   // Masked lanes are not read, so a tail reads nothing beyond its row.
-  template <bool kTail>
+  template <Run kRun>
   static __m512i LoadWeights(const uint8_t* weights, int bytes) {
-    if constexpr (!kTail) return _mm512_loadu_si512(weights);
+    if constexpr (kRun == Run::kWhole) return _mm512_loadu_si512(weights);
     const __mmask64 mask = bytes >= 64 ? ~0ull : bytes > 0 ? (1ull << bytes) - 1 : 0;
     return _mm512_maskz_loadu_epi8(mask, weights);
   }
 
-  template <bool kTail, int T>
+  // Sums of neighbouring int16.
+  static __m512i Neighbours(__m512i a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
+
+  template <Run kRun, int P>
   static void Dots(const uint8_t* weights, int bytes, const int8_t* const* x, Ints* dots) {
+    constexpr int kVectors = kRun == Run::kHalfTail ? 2 : 4;
     const __m512i nibble = _mm512_set1_epi8(15);
-    __m512i quarters[T][4];  // vector j, 128-bit lane l: block 4j + l, in four parts
-    for (int j = 0; j < 4; ++j) {
-      const __m512i w = LoadWeights<kTail>(weights + 64 * j, bytes - 64 * j);
+    __m512i quarters[P][kVectors];  // vector j, 128-bit lane l: block 4j + l, in four parts
+    for (int j = 0; j < kVectors; ++j) {
+      const __m512i w = LoadWeights<kRun>(weights + 64 * j, bytes - 64 * j);
       const __m512i low = _mm512_and_si512(w, nibble);
       const __m512i high = _mm512_and_si512(_mm512_srli_epi16(w, 4), nibble);
-      for (int t = 0; t < T; ++t) {
-        const __m512i even = _mm512_loadu_si512(x[t] + 128 * j);
-        const __m512i odd = _mm512_loadu_si512(x[t] + 128 * j + 64);
+      for (int p = 0; p < P; ++p) {
+        const __m512i even = _mm512_loadu_si512(x[p] + 128 * j);
+        const __m512i odd = _mm512_loadu_si512(x[p] + 128 * j + 64);
         const __m512i first = _mm512_dpbusd_epi32(_mm512_setzero_si512(), low, even);
-        quarters[t][j] = _mm512_dpbusd_epi32(first, high, odd);
+        quarters[p][j] = _mm512_dpbusd_epi32(first, high, odd);
       }
     }
+    // A part is at most 8 * 15 * 128 and two of them 2 * 15360 in magnitude: both fit int16, so
+    // that packing saturates nothing. Lane l ends as blocks l, 4 + l, 8 + l, 12 + l.
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    for (int t = 0; t < T; ++t) {
-      const __m512i* q = quarters[t];
-      const __m512i a =
-          _mm512_add_epi32(_mm512_unpacklo_epi32(q[0], q[1]), _mm512_unpackhi_epi32(q[0], q[1]));
-      const __m512i b =
-          _mm512_add_epi32(_mm512_unpacklo_epi32(q[2], q[3]), _mm512_unpackhi_epi32(q[2], q[3]));
-      const __m512i sums =
-          _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-      dots[t] = _mm512_permutexvar_epi32(order, sums);
+    for (int p = 0; p < P; ++p) {
+      const __m512i* q = quarters[p];
+      const __m512i a = Neighbours(_mm512_packs_epi32(q[0], q[1]));
+      __m512i b = _mm512_setzero_si512();
+      if constexpr (kVectors == 4) b = Neighbours(_mm512_packs_epi32(q[2], q[3]));
+      dots[p] = _mm512_permutexvar_epi32(order, Neighbours(_mm512_packs_epi32(a, b)));
     }
   }
 
@@ -66,9 +71,25 @@ struct Avx512Vnni {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
   }
 
-  static Floats Accumulate(Floats sums, Ints dots, const char* eight_sums, Floats scale,
-                           const char* factors) {
-    const __m512i exact = _mm512_sub_epi32(dots, _mm512_loadu_si512(eight_sums));
+  static Ints Join(Ints coarse, Ints fine) {
+    return _mm512_add_epi32(_mm512_slli_epi32(coarse, 8), fine);
+  }
+
+  static Ints Centre(Ints dots, const char* eight_sums) {
+    return _mm512_sub_epi32(dots, _mm512_loadu_si512(eight_sums));
+  }
+  // Word b of `zeros` holds block b's zero points of eight rows, a nibble each.
+  template <bool kTail>
+  static Ints CentreBy(Ints dots, const char* eight_sums, const char* zeros, int shift, int count) {
+    const __mmask16 used = kTail ? static_cast<__mmask16>((1u << count) - 1) : 0xFFFF;
+    const __m512i words = _mm512_maskz_loadu_epi32(used, zeros);
+    const __m512i zero =
+        _mm512_and_si512(_mm512_srl_epi32(words, _mm_cvtsi32_si128(shift)), _mm512_set1_epi32(15));
+    const __m512i sums = _mm512_srai_epi32(_mm512_loadu_si512(eight_sums), 3);
+    return _mm512_sub_epi32(dots, _mm512_mullo_epi32(zero, sums));
+  }
+
+  static Floats Accumulate(Floats sums, Ints exact, Floats scale, const char* factors) {
     const __m512 factor = _mm512_mul_ps(scale, _mm512_loadu_ps(factors));
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), factor, sums);
   }

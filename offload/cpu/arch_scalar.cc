@@ -28,18 +28,32 @@ float ScaleAt(const char* scales, int index, ScaleType type) {
   return type == ScaleType::kFp16 ? Fp16(bits) : Bits<Scalar>(static_cast<uint32_t>(bits) << 16);
 }
 
-float Dot(const Expert& e, const PackedMatrix& matrix, int row, int columns, const char* prepared) {
+int ZeroAt(const PackedMatrix& matrix, int row, int block) {
+  if (matrix.zeros == nullptr) return 8;
+  const int stored = matrix.zero_row + row * matrix.zero_row_step;
+  uint32_t word;
+  __builtin_memcpy(&word, matrix.zeros + stored / 8 * matrix.zero_stride + 4 * block, sizeof(word));
+  return word >> (stored % 8 * 4) & 15;
+}
+
+// `fine`: values are 256 * value + remainder, in 256ths of a step.
+float Dot(const Expert& e, const PackedMatrix& matrix, int row, int columns, const char* prepared,
+          bool fine) {
   const PreparedLayout layout(columns, e.group);
-  const float* factors = reinterpret_cast<const float*>(prepared);
+  const float* factors =
+      reinterpret_cast<const float*>(prepared + (fine ? layout.fine_factors : 0));
   const int8_t* values = reinterpret_cast<const int8_t*>(prepared + layout.values);
+  const int8_t* remainders = reinterpret_cast<const int8_t*>(prepared + layout.remainders);
   const uint8_t* weights = matrix.weights + row * matrix.weight_stride;
   const char* scales = matrix.scales + row * matrix.scale_stride;
   float sums[kSums] = {};
   for (int block = 0; block < columns / e.group; ++block) {
+    const int zero = ZeroAt(matrix, row, block);
     int32_t dot = 0;
     for (int k = block * e.group; k < (block + 1) * e.group; ++k) {
       const int nibble = weights[k / 2] >> (k % 2 * 4) & 15;
-      dot += (nibble - 8) * values[PreparedLayout::ValueIndex(k)];
+      const size_t at = PreparedLayout::ValueIndex(k);
+      dot += (nibble - zero) * (fine ? 256 * values[at] + remainders[at] : values[at]);
     }
     const float factor = ScaleAt(scales, block, e.scale_type) * factors[block];
     float& sum = sums[block % kSums];
@@ -57,8 +71,9 @@ void Fc1Scalar(const Expert& e, const PreparedRows& in, int begin, int end, cons
   for (int t = 0; t < in.tokens; ++t) {
     const char* prepared = in.data + t * in.stride;
     for (int row = begin; row < end; ++row) {
-      out.data[t * out.stride + row] = Activate<Scalar>(
-          Dot(e, e.gate, row, e.hidden, prepared), Dot(e, e.up, row, e.hidden, prepared), e.swiglu);
+      out.data[t * out.stride + row] =
+          Activate<Scalar>(Dot(e, e.gate, row, e.hidden, prepared, false),
+                           Dot(e, e.up, row, e.hidden, prepared, false), e.swiglu);
     }
   }
 }
@@ -66,7 +81,8 @@ void Fc1Scalar(const Expert& e, const PreparedRows& in, int begin, int end, cons
 void Fc2Scalar(const Expert& e, const PreparedRows& in, int begin, int end, const OutputRows& out) {
   for (int t = 0; t < in.tokens; ++t) {
     for (int row = begin; row < end; ++row) {
-      out.data[t * out.stride + row] = Dot(e, e.down, row, e.intermediate, in.data + t * in.stride);
+      out.data[t * out.stride + row] =
+          Dot(e, e.down, row, e.intermediate, in.data + t * in.stride, true);
     }
   }
 }

@@ -1,8 +1,10 @@
-// The loop over rows and blocks, once. `Arch` names the vectors and four operations on them:
+// The loop over rows and blocks, once. `Arch` names the vectors and the operations on them:
 //   Ints = 16 int32, Floats = 16 floats, in block order;
-//   Dots<kTail, T>(weights, bytes, x[T], out[T]): 16 dot products of 32 unsigned nibbles with 32
-//   values; a tail has only `bytes` bytes of weights (a multiple of 16, possibly none), then zeros;
-//   Pairs(a, b): sums of neighbours of a, then of b; LoadScales; Accumulate; Sum.
+//   Dots<kRun, P>(weights, bytes, x[P], out[P]): 16 dot products of 32 unsigned nibbles with 32
+//   values, for P planes of values; a tail has only `bytes` bytes of weights (a multiple of 16,
+//   possibly none), then zeros, and a half tail at most 128;
+//   Pairs(a, b): sums of neighbours of a, then of b; Join(a, b) = 256 * a + b;
+//   LoadScales; Centre (takes off the zero points); Accumulate; Sum; Prefetch.
 // Included only by the arch_*.cc files, whose Arch has internal linkage (see swiglu.h for why).
 #pragma once
 
@@ -13,84 +15,163 @@
 namespace stoker::offload::cpu {
 
 inline constexpr int kTokensAtOnce = 4;
+// Rows whose sums are activated together, so that the compiler uses whole vectors.
+inline constexpr int kRowsAtOnce = 16;
+// How far ahead weights are fetched: a hardware prefetcher stops at each page.
+inline constexpr size_t kAheadBytes = 1024;
+
+// 16 blocks, 9 to 15, or at most 8.
+enum class Run { kWhole, kTail, kHalfTail };
 
 // Dots of 16 blocks of kGroup.
-template <class Arch, int kGroup, bool kTail, int T>
+template <class Arch, int kGroup, Run kRun, int P>
 inline void BlockDots(const uint8_t* weights, int bytes, const int8_t* const* x,
                       typename Arch::Ints* dots) {
   if constexpr (kGroup == 32) {
-    Arch::template Dots<kTail, T>(weights, bytes, x, dots);
+    Arch::template Dots<kRun, P>(weights, bytes, x, dots);
   } else {
-    typename Arch::Ints high[T];
-    const int8_t* far[T];
-    for (int t = 0; t < T; ++t) far[t] = x[t] + 8 * kGroup;
-    BlockDots<Arch, kGroup / 2, kTail, T>(weights, bytes, x, dots);
-    BlockDots<Arch, kGroup / 2, kTail, T>(weights + 4 * kGroup, bytes - 4 * kGroup, far, high);
-    for (int t = 0; t < T; ++t) dots[t] = Arch::Pairs(dots[t], high[t]);
+    constexpr Run kHalves = kRun == Run::kWhole ? Run::kWhole : Run::kTail;
+    BlockDots<Arch, kGroup / 2, kHalves, P>(weights, bytes, x, dots);
+    typename Arch::Ints high[P];
+    if constexpr (kRun == Run::kHalfTail) {
+      for (int p = 0; p < P; ++p) high[p] = Arch::NoInts();
+    } else {
+      const int8_t* far[P];
+      for (int p = 0; p < P; ++p) far[p] = x[p] + 8 * kGroup;
+      BlockDots<Arch, kGroup / 2, kHalves, P>(weights + 4 * kGroup, bytes - 4 * kGroup, far, high);
+    }
+    for (int p = 0; p < P; ++p) dots[p] = Arch::Pairs(dots[p], high[p]);
   }
 }
 
-// Adds `count` blocks from `block` on to the sums; kTail where they are fewer than 16.
-template <class Arch, int kGroup, ScaleType kType, bool kTail, int T>
-inline void AddBlocks(const PreparedLayout& layout, const uint8_t* weights, const char* scales,
-                      int block, int count, const char* const* prepared,
-                      typename Arch::Floats* sums) {
-  const int8_t* x[T];
-  for (int t = 0; t < T; ++t) {
-    x[t] = reinterpret_cast<const int8_t*>(prepared[t] + layout.values) +
-           static_cast<size_t>(block) * kGroup;
+// What is the same for all rows of a tile of a matrix.
+struct Walk {
+  PreparedLayout layout;
+  int blocks, end;
+  int ahead_rows;
+
+  [[gnu::always_inline]] Walk(const PackedMatrix& m, int columns, int group, int end_row)
+      : layout(columns, group),
+        blocks(columns / group),
+        end(end_row),
+        ahead_rows(static_cast<int>((kAheadBytes + m.weight_stride - 1) / m.weight_stride)) {}
+};
+
+// A row of a matrix, and the distance to the bytes to fetch for a later one.
+struct RowOfMatrix {
+  const uint8_t* weights;
+  const char* scales;
+  const char* zeros = nullptr;  // of this row's group of eight, or null
+  int zero_shift = 0;
+  ptrdiff_t ahead, scales_ahead;
+
+  [[gnu::always_inline]] RowOfMatrix(const PackedMatrix& m, const Walk& walk, int row)
+      : weights(m.weights + row * m.weight_stride), scales(m.scales + row * m.scale_stride) {
+    if (m.zeros != nullptr) {
+      const int stored = m.zero_row + row * m.zero_row_step;
+      zeros = m.zeros + stored / 8 * m.zero_stride;
+      zero_shift = stored % 8 * 4;
+    }
+    const int rows =
+        row + walk.ahead_rows < walk.end ? walk.ahead_rows : 0;  // none beyond the tile
+    ahead = rows * m.weight_stride;
+    scales_ahead = rows * m.scale_stride;
   }
-  typename Arch::Ints dots[T];
-  BlockDots<Arch, kGroup, kTail, T>(weights + static_cast<size_t>(block) * (kGroup / 2),
-                                    count * (kGroup / 2), x, dots);
-  const typename Arch::Floats scale = Arch::template LoadScales<kType, kTail>(
-      scales + static_cast<size_t>(block) * (kType == ScaleType::kFp32 ? 4 : 2), count);
+};
+
+// Adds `count` blocks from `block` on to the sums. kFine: the remainders take part too.
+template <class Arch, int kGroup, ScaleType kType, Run kRun, bool kFine, int T>
+inline void AddBlocks(const PreparedLayout& layout, const RowOfMatrix& row, int block, int count,
+                      const char* const* prepared, typename Arch::Floats* sums) {
+  constexpr int kPlanes = kFine ? 2 * T : T;
+  const uint8_t* weights = row.weights + static_cast<size_t>(block) * (kGroup / 2);
+  const char* scales =
+      row.scales + static_cast<size_t>(block) * (kType == ScaleType::kFp32 ? 4 : 2);
+  for (int i = 0; i < kSums * kGroup / 2; i += 64) Arch::Prefetch(weights + row.ahead + i);
+  Arch::Prefetch(scales + row.scales_ahead);
+  const int8_t* x[kPlanes];
+  const size_t first = static_cast<size_t>(block) * kGroup;
   for (int t = 0; t < T; ++t) {
+    x[t] = reinterpret_cast<const int8_t*>(prepared[t] + layout.values) + first;
+    if constexpr (kFine) {
+      x[T + t] = reinterpret_cast<const int8_t*>(prepared[t] + layout.remainders) + first;
+    }
+  }
+  typename Arch::Ints dots[kPlanes];
+  BlockDots<Arch, kGroup, kRun, kPlanes>(weights, count * (kGroup / 2), x, dots);
+  const typename Arch::Floats scale =
+      Arch::template LoadScales<kType, kRun != Run::kWhole>(scales, count);
+  const size_t factors = kFine ? layout.fine_factors : 0;
+  const size_t eight_sums = kFine ? layout.fine_eight_sums : layout.eight_sums;
+  for (int t = 0; t < T; ++t) {
+    if constexpr (kFine) dots[t] = Arch::Join(dots[t], dots[T + t]);
+    const char* sums_of_x = prepared[t] + eight_sums + 4 * block;
+    const typename Arch::Ints exact =
+        row.zeros == nullptr
+            ? Arch::Centre(dots[t], sums_of_x)
+            : Arch::template CentreBy<kRun != Run::kWhole>(
+                  dots[t], sums_of_x, row.zeros + 4 * block, row.zero_shift, count);
     // Blocks beyond the last add +0. That would change only a sum of -0, and there is none: it
     // starts at +0, and sums and products are multiples of the smallest denormal.
-    sums[t] = Arch::Accumulate(sums[t], dots[t], prepared[t] + layout.eight_sums + 4 * block, scale,
-                               prepared[t] + 4 * block);
+    sums[t] = Arch::Accumulate(sums[t], exact, scale, prepared[t] + factors + 4 * block);
   }
 }
 
-template <class Arch, int kGroup, ScaleType kType, int T>
-inline void Row(const PackedMatrix& matrix, int row, int columns, const char* const* prepared,
-                float* out) {
-  const PreparedLayout layout(columns, kGroup);
-  const uint8_t* weights = matrix.weights + row * matrix.weight_stride;
-  const char* scales = matrix.scales + row * matrix.scale_stride;
-  const int blocks = columns / kGroup;
+template <class Arch, int kGroup, ScaleType kType, bool kFine, int T>
+inline void Row(const PackedMatrix& matrix, const Walk& walk, int row, const char* const* prepared,
+                float* out, size_t stride) {
+  const PreparedLayout& layout = walk.layout;
+  const RowOfMatrix where(matrix, walk, row);
+  const int blocks = walk.blocks;
   typename Arch::Floats sums[T];
   for (int t = 0; t < T; ++t) sums[t] = Arch::Zero();
   int block = 0;
   for (; block + kSums <= blocks; block += kSums) {
-    AddBlocks<Arch, kGroup, kType, false, T>(layout, weights, scales, block, kSums, prepared, sums);
+    AddBlocks<Arch, kGroup, kType, Run::kWhole, kFine, T>(layout, where, block, kSums, prepared,
+                                                          sums);
   }
-  if (block < blocks) {
-    AddBlocks<Arch, kGroup, kType, true, T>(layout, weights, scales, block, blocks - block,
-                                            prepared, sums);
+  if (blocks - block > kSums / 2) {
+    AddBlocks<Arch, kGroup, kType, Run::kTail, kFine, T>(layout, where, block, blocks - block,
+                                                         prepared, sums);
+  } else if (block < blocks) {
+    AddBlocks<Arch, kGroup, kType, Run::kHalfTail, kFine, T>(layout, where, block, blocks - block,
+                                                             prepared, sums);
   }
-  for (int t = 0; t < T; ++t) out[t] = Canonical<Arch>(Arch::Sum(sums[t]));
+  for (int t = 0; t < T; ++t) out[t * stride] = Canonical<Arch>(Arch::Sum(sums[t]));
 }
 
 template <class Arch, int kGroup, ScaleType kType, int T>
 inline void Fc1Tokens(const Expert& e, const char* const* prepared, int begin, int end, float* out,
                       size_t stride) {
-  for (int row = begin; row < end; ++row) {
-    float gate[T], up[T];
-    Row<Arch, kGroup, kType, T>(e.gate, row, e.hidden, prepared, gate);
-    Row<Arch, kGroup, kType, T>(e.up, row, e.hidden, prepared, up);
-    for (int t = 0; t < T; ++t) out[t * stride + row] = Activate<Arch>(gate[t], up[t], e.swiglu);
+  const Walk walk(e.gate, e.hidden, kGroup, end);
+  for (int first = begin; first < end; first += kRowsAtOnce) {
+    const int rows = end - first < kRowsAtOnce ? end - first : kRowsAtOnce;
+    float gate[T][kRowsAtOnce] = {}, up[T][kRowsAtOnce] = {};
+    for (int i = 0; i < rows; ++i) {
+      Row<Arch, kGroup, kType, false, T>(e.gate, walk, first + i, prepared, &gate[0][i],
+                                         kRowsAtOnce);
+      Row<Arch, kGroup, kType, false, T>(e.up, walk, first + i, prepared, &up[0][i], kRowsAtOnce);
+    }
+    for (int t = 0; t < T; ++t) {
+      float activated[kRowsAtOnce];
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        activated[i] = Activate<Arch>(gate[t][i], up[t][i], e.swiglu);
+      }
+      __builtin_memcpy(out + t * stride + first, activated, rows * sizeof(float));
+    }
   }
 }
 
 template <class Arch, int kGroup, ScaleType kType, int T>
 inline void Fc2Tokens(const Expert& e, const char* const* prepared, int begin, int end, float* out,
                       size_t stride) {
-  for (int row = begin; row < end; ++row) {
-    float sums[T];
-    Row<Arch, kGroup, kType, T>(e.down, row, e.intermediate, prepared, sums);
-    for (int t = 0; t < T; ++t) out[t * stride + row] = sums[t];
+  const Walk walk(e.down, e.intermediate, kGroup, end);
+  // From two places at a time, as FC1 does by nature: a core has more reads in flight then.
+  const int rows = end - begin, half = (rows + 1) / 2;
+  for (int i = 0; i < half; ++i) {
+    for (int row = begin + i; row < end; row += half) {
+      Row<Arch, kGroup, kType, true, T>(e.down, walk, row, prepared, out + row, stride);
+    }
   }
 }
 

@@ -19,11 +19,13 @@ namespace stoker::offload::cpu {
 namespace {
 
 enum class Scales { kOrdinary, kAnyBits };
+enum class Zeros { kEight, kStored };
 
 // An expert with random contents; each part ends where a page ends that cannot be read after.
 class RandomExpert {
  public:
-  RandomExpert(int hidden, int intermediate, int group, ScaleType type, Scales scales, int seed)
+  RandomExpert(int hidden, int intermediate, int group, ScaleType type, Scales scales, int seed,
+               Zeros zeros = Zeros::kEight)
       : random_(seed) {
     expert.hidden = hidden;
     expert.intermediate = intermediate;
@@ -32,6 +34,15 @@ class RandomExpert {
     expert.gate = Matrix(intermediate, hidden, scales);
     expert.up = Matrix(intermediate, hidden, scales);
     expert.down = Matrix(hidden, intermediate, scales);
+    if (zeros == Zeros::kEight) return;
+    // Gate and up as interleaved rows of one tensor, down as a part that starts at row 3.
+    expert.gate.zero_stride = expert.up.zero_stride = size_t(hidden / group) * 4;
+    expert.gate.zeros = expert.up.zeros = Words((2 * intermediate + 7) / 8, hidden / group);
+    expert.gate.zero_row_step = expert.up.zero_row_step = 2;
+    expert.up.zero_row = 1;
+    expert.down.zero_stride = size_t(intermediate / group) * 4;
+    expert.down.zeros = Words((hidden + 3 + 7) / 8, intermediate / group);
+    expert.down.zero_row = 3;
   }
   ~RandomExpert() {
     for (const auto& [data, bytes] : maps_) munmap(data, bytes);
@@ -49,6 +60,12 @@ class RandomExpert {
     EXPECT_EQ(mprotect(base + whole, page, PROT_NONE), 0);
     maps_.emplace_back(base, whole + page);
     return base + whole - bytes;
+  }
+
+  const char* Words(int rows, int columns) {
+    char* words = AtPageEnd(size_t(rows) * columns * 4);
+    for (int i = 0; i < rows * columns * 4; ++i) words[i] = static_cast<char>(random_());
+    return words;
   }
 
   uint32_t ScaleBits(Scales scales) {
@@ -127,13 +144,14 @@ struct Case {
   ScaleType type;
   Scales scales;
   float sigma;
+  Zeros zeros = Zeros::kEight;
 };
 
 class SameBits : public testing::TestWithParam<Case> {};
 
 TEST_P(SameBits, EveryKernelEqualsScalar) {
   const Case& c = GetParam();
-  RandomExpert random(c.hidden, c.intermediate, c.group, c.type, c.scales, 17);
+  RandomExpert random(c.hidden, c.intermediate, c.group, c.type, c.scales, 17, c.zeros);
   Expert& e = random.expert;
   if (c.scales == Scales::kAnyBits) e.swiglu = {1.702f, 1.0f, 7.0f};
   const CpuFeatures features = DetectCpuFeatures();
@@ -163,6 +181,12 @@ std::vector<Case> Cases() {
         cases.push_back({5 * group, 17 * group, group, type, scales, 1.0f});
       }
     }
+    // 7 and 13 blocks: a half tail and a whole one alone.
+    cases.push_back({7 * group, 13 * group, group, ScaleType::kBf16, Scales::kOrdinary, 1.0f});
+    for (const ScaleType type : {ScaleType::kBf16, ScaleType::kFp32}) {
+      cases.push_back(
+          {9 * group, 19 * group, group, type, Scales::kOrdinary, 1.0f, Zeros::kStored});
+    }
     // Activations whose scales are denormal: absmax / 127 loses most of its bits.
     cases.push_back({5 * group, 17 * group, group, ScaleType::kFp32, Scales::kAnyBits, 1e-43f});
     cases.push_back({5 * group, 17 * group, group, ScaleType::kFp32, Scales::kAnyBits, 1e38f});
@@ -173,6 +197,8 @@ std::vector<Case> Cases() {
 INSTANTIATE_TEST_SUITE_P(Shapes, SameBits, testing::ValuesIn(Cases()), [](const auto& info) {
   const Case& c = info.param;
   return "group" + std::to_string(c.group) + "_type" + std::to_string(static_cast<int>(c.type)) +
+         "_blocks" + std::to_string(c.hidden / c.group) +
+         (c.zeros == Zeros::kStored ? "_zeros" : "") +
          (c.scales == Scales::kAnyBits ? "_any" : "_ordinary") +
          (c.sigma < 1   ? "_tiny"
           : c.sigma > 1 ? "_huge"
@@ -189,7 +215,13 @@ double ExactDot(const PackedMatrix& m, int row, int columns, const Row& in) {
     float scale;
     std::memcpy(&scale, m.scales + row * m.scale_stride + k / kGroup * 4, 4);
     const int nibble = m.weights[row * m.weight_stride + k / 2] >> (k % 2 * 4) & 15;
-    sum += static_cast<double>(scale) * (nibble - 8) * in[k];
+    int zero = 8;
+    if (m.zeros != nullptr) {  // nibble r % 8 of word [r / 8, block], two to a byte
+      const int r = m.zero_row + row * m.zero_row_step;
+      const int byte = m.zeros[r / 8 * m.zero_stride + k / kGroup * 4 + r % 8 / 2];
+      zero = byte >> (r % 2 * 4) & 15;
+    }
+    sum += static_cast<double>(scale) * (nibble - zero) * in[k];
   }
   return sum;
 }
@@ -205,38 +237,56 @@ double RelativeRms(const Expert& e, const std::vector<float>& got, const Row& in
   return std::sqrt(error / norm);
 }
 
-TEST(Accuracy, OneProductWithinOnePercent) {
-  RandomExpert random(kHidden, kIntermediate, kGroup, ScaleType::kFp32, Scales::kOrdinary, 5);
-  const auto x = RandomRows(1, kIntermediate, 1.0f, 6);
-  const ExpertKernel& kernel = PickKernel(DetectCpuFeatures());
-  const auto got = RunTiles(kernel.fc2, random.expert, Prepare(x, kIntermediate, kGroup),
-                            kIntermediate, kHidden, 1, 64);
-  const double relative = RelativeRms(random.expert, got, x);
-  std::printf("one product: relative RMS error %.5f (%s)\n", relative, kernel.name);
-  EXPECT_LE(relative, 0.01);
-  EXPECT_GT(relative, 0.0) << "int8 activations cannot be exact: what was compared?";
+// What FC2 adds: its activations have 16 bits, as two int8 planes.
+TEST(Accuracy, OneProductOfFc2) {
+  for (const Zeros zeros : {Zeros::kEight, Zeros::kStored}) {
+    RandomExpert random(kHidden, kIntermediate, kGroup, ScaleType::kFp32, Scales::kOrdinary, 5,
+                        zeros);
+    const auto x = RandomRows(1, kIntermediate, 1.0f, 6);
+    const ExpertKernel& kernel = PickKernel(DetectCpuFeatures());
+    const auto got = RunTiles(kernel.fc2, random.expert, Prepare(x, kIntermediate, kGroup),
+                              kIntermediate, kHidden, 1, 64);
+    const double relative = RelativeRms(random.expert, got, x);
+    std::printf("one product of FC2: relative RMS error %.6f (%s)\n", relative, kernel.name);
+    EXPECT_LE(relative, 1e-4);
+    EXPECT_GT(relative, 0.0) << "int8 activations cannot be exact: what was compared?";
+  }
 }
 
-// Two quantisations in a row, the second of a heavy-tailed product: measured 1.2% on Gaussian rows.
-// The bound finds mistakes; README.md states the number.
-TEST(Accuracy, WholeExpertWithinOneAndAHalfPercent) {
-  RandomExpert random(kHidden, kIntermediate, kGroup, ScaleType::kFp32, Scales::kOrdinary, 5);
-  const Expert& e = random.expert;
-  const auto x = RandomRows(1, kHidden, 1.0f, 6);
-  std::vector<double> middle(kIntermediate);
-  for (int i = 0; i < kIntermediate; ++i) {
-    const double gate = ExactDot(e.gate, i, kHidden, x);
-    middle[i] = gate / (1 + std::exp(-gate)) * ExactDot(e.up, i, kHidden, x);
+// What remains is FC1's rounding of the token to int8: exact FC2 products of the kernel's own
+// activated row are as far from the truth.
+TEST(Accuracy, WholeExpertWithinOnePercent) {
+  for (const Zeros zeros : {Zeros::kEight, Zeros::kStored}) {
+    RandomExpert random(kHidden, kIntermediate, kGroup, ScaleType::kFp32, Scales::kOrdinary, 5,
+                        zeros);
+    const Expert& e = random.expert;
+    double whole = 0, of_fc1 = 0;
+    const ExpertKernel& kernel = PickKernel(DetectCpuFeatures());
+    constexpr int kRows = 4;
+    for (int seed = 0; seed < kRows; ++seed) {
+      const auto x = RandomRows(1, kHidden, 1.0f, 6 + seed);
+      std::vector<double> middle(kIntermediate);
+      for (int i = 0; i < kIntermediate; ++i) {
+        const double gate = ExactDot(e.gate, i, kHidden, x);
+        middle[i] = gate / (1 + std::exp(-gate)) * ExactDot(e.up, i, kHidden, x);
+      }
+      const auto activated =
+          RunTiles(kernel.fc1, e, Prepare(x, kHidden, kGroup), kHidden, kIntermediate, 1, 64);
+      const auto got = RunTiles(kernel.fc2, e, Prepare(activated, kIntermediate, kGroup),
+                                kIntermediate, kHidden, 1, 64);
+      std::vector<float> exact_fc2(kHidden);
+      for (int i = 0; i < kHidden; ++i) {
+        exact_fc2[i] = static_cast<float>(ExactDot(e.down, i, kIntermediate, activated));
+      }
+      whole += RelativeRms(e, got, middle) / kRows;
+      of_fc1 += RelativeRms(e, exact_fc2, middle) / kRows;
+    }
+    std::printf("whole expert: relative RMS error %.5f, of FC1 %.5f (%s)\n", whole, of_fc1,
+                kernel.name);
+    EXPECT_LE(whole, 0.01);
+    EXPECT_GT(whole, 0.001) << "int8 activations cannot be exact: what was compared?";
+    EXPECT_NEAR(whole, of_fc1, 1e-4);
   }
-  const ExpertKernel& kernel = PickKernel(DetectCpuFeatures());
-  const auto activated =
-      RunTiles(kernel.fc1, e, Prepare(x, kHidden, kGroup), kHidden, kIntermediate, 1, 64);
-  const auto got = RunTiles(kernel.fc2, e, Prepare(activated, kIntermediate, kGroup), kIntermediate,
-                            kHidden, 1, 64);
-  const double relative = RelativeRms(e, got, middle);
-  std::printf("whole expert: relative RMS error %.5f (%s)\n", relative, kernel.name);
-  EXPECT_LE(relative, 0.015);
-  EXPECT_GT(relative, 0.0) << "int8 activations cannot be exact: what was compared?";
 }
 
 TEST(Quantize, NonFiniteElementMakesItsRowNaN) {
@@ -264,12 +314,50 @@ TEST(Quantize, ValueAbove127OfATinyBlockIsClamped) {
   uint8_t weights[16];
   std::memset(weights, 0x88, sizeof(weights));
   weights[0] = 0x89;  // 1, then zeros
-  const float scale = 1.0f;
+  const float scale = 0x1p100f;
   Expert e;
-  e.intermediate = e.group = 32;
+  e.hidden = e.group = 32;
+  e.intermediate = 1;
   e.scale_type = ScaleType::kFp32;
-  e.down = {weights, reinterpret_cast<const char*>(&scale), 16, 4};
-  EXPECT_EQ(RunTiles(Fc2Scalar, e, prepared, 32, 1, 1, 1)[0], 127 * kSmallest);
+  e.gate = e.up = {weights, reinterpret_cast<const char*>(&scale), 16, 4};
+  const float sum = 127 * (kSmallest * 0x1p100f);  // sigmoid(0) is a half to 1e-12
+  for (const ExpertKernel& kernel : AllKernels()) {
+    if (!kernel.supported(DetectCpuFeatures())) continue;
+    EXPECT_FLOAT_EQ(RunTiles(kernel.fc1, e, prepared, 32, 1, 1, 1)[0], sum / 2 * sum);
+  }
+}
+
+TEST(Quantize, ValuesAndRemaindersAreThoseOfPlainArithmetic) {
+  for (const int group : {32, 64, 128}) {
+    auto x = RandomRows(1, 3 * group, 1.0f, group);
+    x[5] = 0.5f / 127 * 3.0f, x[7] = 3.0f;  // a half: to the even 0, remainder 128 is cut to 127
+    const auto prepared = Prepare(x, 3 * group, group);
+    // 16 blocks of: factor, fine factor, 8 * sum, 8 * (256 * sum + remainders); then the bytes.
+    const char* data = prepared.data();
+    const auto* values = reinterpret_cast<const int8_t*>(data + 16 * 16);
+    const auto* remainders = values + 16 * group;
+    for (int block = 0; block < 3; ++block) {
+      float most = 0, factor;
+      for (int i = 0; i < group; ++i) most = std::max(most, std::fabs(x[block * group + i]));
+      std::memcpy(&factor, data + 4 * block, 4);
+      EXPECT_EQ(factor, most / 127.0f);
+      int sum = 0, fine = 0;
+      for (int i = block * group; i < (block + 1) * group; ++i) {
+        const float ratio = x[i] / factor;
+        const int value = static_cast<int>(std::nearbyint(ratio));
+        const int rest = std::min(127, static_cast<int>(std::nearbyint((ratio - value) * 256)));
+        const int at = i / 128 * 128 + i % 2 * 64 + i % 128 / 2;
+        EXPECT_EQ(values[at], value) << group << " " << i;
+        EXPECT_EQ(remainders[at], rest) << group << " " << i;
+        sum += value, fine += 256 * value + rest;
+      }
+      int32_t eight_sum, fine_eight_sum;
+      std::memcpy(&eight_sum, data + 128 + 4 * block, 4);
+      std::memcpy(&fine_eight_sum, data + 192 + 4 * block, 4);
+      EXPECT_EQ(eight_sum, 8 * sum);
+      EXPECT_EQ(fine_eight_sum, 8 * fine);
+    }
+  }
 }
 
 TEST(Swiglu, CloseToTheExactFunction) {

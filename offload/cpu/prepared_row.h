@@ -1,7 +1,10 @@
 // Where the parts of a prepared row lie. Blocks are padded to a multiple of 16 with zeros.
-//   float factor[blocks]; int32 eight_sums[blocks] (8 * sum of the block's values);
+//   float factor[blocks], fine_factor[blocks]: the step of a value, and factor / 256;
+//   int32 eight_sums[blocks], fine_eight_sums[blocks]: 8 * sum of the block's values, and of
+//   256 * value + remainder;
 //   int8 values[blocks * group]: per 128 elements the 64 even ones, then the 64 odd ones, so that
-//   the low nibbles of 64 bytes of weights meet 64 consecutive values, and the high ones the next.
+//   the low nibbles of 64 bytes of weights meet 64 consecutive values, and the high ones the next;
+//   int8 remainders[blocks * group]: what rounding left, in 256ths of a step, in the same order.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +16,16 @@ namespace stoker::offload::cpu {
 // keep one copy for all.
 struct PreparedLayout {
   int blocks;
-  size_t eight_sums, values, bytes;
+  size_t fine_factors, eight_sums, fine_eight_sums, values, remainders, bytes;
 
   [[gnu::always_inline]] PreparedLayout(int columns, int group)
       : blocks((columns / group + 15) / 16 * 16),
-        eight_sums(sizeof(float) * blocks),
-        values(eight_sums + sizeof(int32_t) * blocks),
-        bytes(values + static_cast<size_t>(blocks) * group) {}
+        fine_factors(sizeof(float) * blocks),
+        eight_sums(2 * fine_factors),
+        fine_eight_sums(eight_sums + sizeof(int32_t) * blocks),
+        values(fine_eight_sums + sizeof(int32_t) * blocks),
+        remainders(values + static_cast<size_t>(blocks) * group),
+        bytes(remainders + static_cast<size_t>(blocks) * group) {}
 
   [[gnu::always_inline]] static size_t ValueIndex(int element) {
     const int within = element % 128;

@@ -1,3 +1,6 @@
+#include <emmintrin.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -7,14 +10,79 @@
 namespace stoker::offload::cpu {
 namespace {
 
-// Adding and taking away 1.5 * 2^23 rounds |x| < 2^22 half to even.
-constexpr float kRoundToInteger = 12582912.0f;
+constexpr float kLargestFloat = std::numeric_limits<float>::max();
 
-int8_t Quantize(float x, float scale) {
-  // The scale of a tiny block may be a denormal rounded far down: then x / scale exceeds 127.
-  float ratio = x / scale;
-  ratio = ratio > 127.0f ? 127.0f : ratio < -127.0f ? -127.0f : ratio;
-  return static_cast<int8_t>((ratio + kRoundToInteger) - kRoundToInteger);
+// SSE2, which every x86-64 has: GCC makes scalar code of the plain loops.
+
+__m128 Clamp(__m128 x, float low, float high) {
+  return _mm_max_ps(_mm_min_ps(x, _mm_set1_ps(high)), _mm_set1_ps(low));
+}
+
+__m128i Sum(__m128i sum, __m128i words) {
+  return _mm_add_epi32(sum, _mm_madd_epi16(words, _mm_set1_epi16(1)));
+}
+
+int32_t Total(__m128i sum) {
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1)));
+}
+
+// 16 int8 in the order of the row: the even ones to `even`, the odd ones 64 bytes further.
+void Separate(__m128i bytes, char* even) {
+  const __m128i low = _mm_and_si128(bytes, _mm_set1_epi16(255));
+  const __m128i both = _mm_packus_epi16(low, _mm_srli_epi16(bytes, 8));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(even), both);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(even + 64), _mm_srli_si128(both, 8));
+}
+
+struct Sums {
+  int32_t values, remainders;
+};
+
+// Conversion rounds half to even: CheckFloatingPointMode sees to that.
+Sums Quantize(const float* in, int group, float scale, char* values, char* remainders) {
+  const __m128 divisor = _mm_set1_ps(scale);
+  __m128i sum = _mm_setzero_si128(), remainder_sum = _mm_setzero_si128();
+  for (int i = 0; i < group; i += 16) {
+    __m128i value[4], remainder[4];
+    for (int j = 0; j < 4; ++j) {
+      // The scale of a tiny block may be a denormal rounded far down: then x / scale exceeds 127.
+      const __m128 ratio =
+          Clamp(_mm_div_ps(_mm_loadu_ps(in + i + 4 * j), divisor), -127.0f, 127.0f);
+      value[j] = _mm_cvtps_epi32(ratio);
+      const __m128 rest = _mm_sub_ps(ratio, _mm_cvtepi32_ps(value[j]));
+      // At most half a step, 128; packing makes 127 of that, which is what an int8 holds.
+      remainder[j] = _mm_cvtps_epi32(_mm_mul_ps(rest, _mm_set1_ps(256.0f)));
+    }
+    const __m128i v0 = _mm_packs_epi32(value[0], value[1]);
+    const __m128i v1 = _mm_packs_epi32(value[2], value[3]);
+    const __m128i most = _mm_set1_epi16(127);
+    const __m128i r0 = _mm_min_epi16(_mm_packs_epi32(remainder[0], remainder[1]), most);
+    const __m128i r1 = _mm_min_epi16(_mm_packs_epi32(remainder[2], remainder[3]), most);
+    sum = Sum(Sum(sum, v0), v1);
+    remainder_sum = Sum(Sum(remainder_sum, r0), r1);
+    Separate(_mm_packs_epi16(v0, v1), values + i / 2);
+    Separate(_mm_packs_epi16(r0, r1), remainders + i / 2);
+  }
+  return {Total(sum), Total(remainder_sum)};
+}
+
+// The largest magnitude; a NaN counts as more than any number.
+float Largest(const float* in, int group) {
+  const __m128i sign = _mm_set1_epi32(0x7FFFFFFF);
+  __m128i largest = _mm_setzero_si128();  // patterns of magnitudes are ordered as those are
+  for (int i = 0; i < group; i += 4) {
+    const __m128i bits =
+        _mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i)), sign);
+    const __m128i more = _mm_cmpgt_epi32(bits, largest);
+    largest = _mm_or_si128(_mm_and_si128(more, bits), _mm_andnot_si128(more, largest));
+  }
+  alignas(16) int32_t lanes[4];
+  _mm_store_si128(reinterpret_cast<__m128i*>(lanes), largest);
+  const int32_t most = std::max(std::max(lanes[0], lanes[1]), std::max(lanes[2], lanes[3]));
+  float size;
+  std::memcpy(&size, &most, sizeof(size));
+  return size;
 }
 
 }  // namespace
@@ -25,30 +93,28 @@ void QuantizeRow(const float* row, int columns, int group, char* prepared) {
   const PreparedLayout layout(columns, group);
   std::memset(prepared, 0, layout.bytes);
   float* factors = reinterpret_cast<float*>(prepared);
+  float* fine_factors = reinterpret_cast<float*>(prepared + layout.fine_factors);
   int32_t* eight_sums = reinterpret_cast<int32_t*>(prepared + layout.eight_sums);
-  int8_t* values = reinterpret_cast<int8_t*>(prepared + layout.values);
+  int32_t* fine_eight_sums = reinterpret_cast<int32_t*>(prepared + layout.fine_eight_sums);
   bool finite = true;
   for (int block = 0; block < columns / group; ++block) {
     const float* in = row + static_cast<size_t>(block) * group;
-    float largest = 0.0f;
-    for (int i = 0; i < group; ++i) {
-      const float size = std::fabs(in[i]);
-      finite = finite && size <= std::numeric_limits<float>::max();
-      largest = size > largest ? size : largest;
-    }
+    const float largest = Largest(in, group);
+    finite &= largest <= kLargestFloat;
     const float scale = largest / 127.0f;
     factors[block] = scale;
+    fine_factors[block] = scale / 256.0f;
     if (!finite || scale == 0.0f) continue;
-    int32_t sum = 0;
-    for (int i = 0; i < group; ++i) {
-      const int8_t value = Quantize(in[i], scale);
-      values[PreparedLayout::ValueIndex(block * group + i)] = value;
-      sum += value;
-    }
-    eight_sums[block] = 8 * sum;
+    const size_t even = PreparedLayout::ValueIndex(block * group);
+    const Sums sums = Quantize(in, group, scale, prepared + layout.values + even,
+                               prepared + layout.remainders + even);
+    eight_sums[block] = 8 * sums.values;
+    fine_eight_sums[block] = 8 * (256 * sums.values + sums.remainders);
   }
   if (finite) return;
-  for (int block = 0; block < columns / group; ++block) factors[block] = std::nanf("");
+  for (int block = 0; block < columns / group; ++block) {
+    factors[block] = fine_factors[block] = std::nanf("");
+  }
 }
 
 }  // namespace stoker::offload::cpu

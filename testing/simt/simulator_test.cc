@@ -1,0 +1,68 @@
+// The shipped bodies on the simulated machine: right bits in every schedule, and a hang is seen.
+#include <gtest/gtest.h>
+
+#include "testing/simt/bodies.h"
+#include "testing/simt/world.h"
+
+namespace stoker::testing::simt {
+namespace {
+
+Scenario Smallest() {
+  Scenario scenario;
+  scenario.name = "2 ranks, 1 CTA, 1 row warp";
+  scenario.tokens = {1, 1, 1, 1};
+  return scenario;
+}
+
+TEST(Simulator, RightBitsInTheSmallestWorld) {
+  World world(Smallest());
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    const Outcome outcome = world.Run(ShippedBody(world.scenario()), seed);
+    ASSERT_EQ(outcome.verdict, Verdict::kRight) << "seed " << seed << ": " << outcome.what;
+  }
+}
+
+TEST(Simulator, ASeedIsASchedule) {
+  World world(Smallest()), other(Smallest());
+  const Body body = ShippedBody(world.scenario());
+  const Outcome first = world.Run(body, 5);
+  world.Run(body, 6);
+  const Outcome again = world.Run(body, 5), elsewhere = other.Run(body, 5);
+  EXPECT_EQ(first.schedule_hash, again.schedule_hash);
+  EXPECT_EQ(first.schedule_hash, elsewhere.schedule_hash);
+  EXPECT_EQ(first.class_hash, elsewhere.class_hash);
+  EXPECT_NE(first.schedule_hash, world.Run(body, 7).schedule_hash);
+}
+
+// Rank 1 never pushes its row.
+class LostPush : public SimtEnvironment {
+ public:
+  void StorePacket(comm::Packet* p, const comm::Packet& packet) {
+    if (params().rank == 0 || packet.word[0] == comm::kSentinel) {
+      SimtEnvironment::StorePacket(p, packet);
+    }
+  }
+};
+
+TEST(Simulator, AHangIsSeenAndTheStateShown) {
+  World world(Smallest());
+  const Outcome outcome = world.Run(BodyFor<LostPush>(world.scenario()), 1);
+  EXPECT_EQ(outcome.verdict, Verdict::kHang);
+  EXPECT_NE(outcome.what.find("rank 0 launch 0 CTA 0 warp 0 lane 0: polling"), std::string::npos)
+      << outcome.what;
+}
+
+// The sum over ranks is wrong.
+class WrongSum : public SimtEnvironment {
+ public:
+  static float AddRanks(float a, float b) { return a + b + 1.0f; }
+};
+
+TEST(Simulator, WrongBitsAreSeen) {
+  World world(Smallest());
+  const Outcome outcome = world.Run(BodyFor<WrongSum>(world.scenario()), 1);
+  EXPECT_EQ(outcome.verdict, Verdict::kWrongBits) << outcome.what;
+}
+
+}  // namespace
+}  // namespace stoker::testing::simt

@@ -1,0 +1,322 @@
+#include "testing/simt/world.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "moe/arguments.h"
+
+namespace stoker::testing::simt {
+namespace {
+
+constexpr int64_t kArenaBytes = 1 << 20;
+constexpr int kTopK = 2;
+constexpr int kRowsPerToken = 2;
+
+uint16_t RandomElement(Random& random, Payload payload) {
+  if (payload == Payload::kNan && random.Below(3) == 0) return comm::kStoredNan;
+  if (payload == Payload::kSentinel && random.Below(2) == 0) return 0xFFFFu;
+  // A bf16 of either sign between 2^-4 and 2^4.
+  return static_cast<uint16_t>(random.Below(2) << 15 | (123u + random.Below(8)) << 7 |
+                               random.Below(128));
+}
+
+}  // namespace
+
+int Scenario::capacity() const {
+  int most = std::max(1, fault.tokens);
+  for (int t : tokens) most = std::max(most, t);
+  return most;
+}
+
+const char* VerdictName(Verdict verdict) {
+  constexpr const char* kNames[] = {"right",       "hang",      "wrong bits",
+                                    "false alarm", "no report", "broken machine"};
+  return kNames[static_cast<int>(verdict)];
+}
+
+struct World::Arrays {
+  std::vector<int64_t> workspace, health, residual, norm_out;  // by rank
+  int64_t gamma = 0;
+  std::vector<moe::Rows> residual0;  // one: equal on all ranks
+};
+
+struct World::Launch {
+  comm::ExchangeParams params;
+  KernelParams kernel;
+  int64_t residual_out = 0;
+  moe::NormResult expected;
+  enum class Result { kNotEnded, kRight, kNan, kWrong } result = Result::kNotEnded;
+};
+
+World::World(const Scenario& scenario)
+    : scenario_(scenario),
+      machine_(std::make_unique<Machine>(kArenaBytes)),
+      arrays_(std::make_unique<Arrays>()) {
+  layout_.world = scenario.world;
+  layout_.capacity = scenario.capacity();
+  layout_.stride = scenario.packets;
+  Layout();
+  MakeLaunches();
+  image_.assign(machine_->memory().base(), machine_->memory().base() + used_);
+}
+
+World::~World() = default;
+
+int64_t World::Take(int64_t bytes) {
+  const int64_t offset = used_;
+  used_ += (bytes + 255) / 256 * 256;
+  if (used_ > kArenaBytes) std::abort();
+  return offset;
+}
+
+void World::Layout() {
+  const int64_t row_bytes = int64_t{scenario_.packets} * comm::kPacketBytes;
+  const int64_t rows = layout_.capacity * row_bytes;
+  arrays_->gamma = Take(row_bytes);
+  for (int r = 0; r < scenario_.world; ++r) {
+    arrays_->workspace.push_back(Take(layout_.bytes()));
+    arrays_->health.push_back(Take(sizeof(comm::RankHealth)));
+    arrays_->residual.push_back(Take(rows));
+    arrays_->norm_out.push_back(Take(rows));
+  }
+  Random random(99);
+  const auto fill = [&](int64_t offset, int64_t elements) {
+    for (int64_t i = 0; i < elements; ++i) {
+      At<uint16_t>(offset)[i] = RandomElement(random, Payload::kRandom);
+    }
+  };
+  fill(arrays_->gamma, row_bytes / 2);
+  fill(arrays_->residual[0], rows / 2);
+  for (int r = 0; r < scenario_.world; ++r) {
+    std::memcpy(At<char>(arrays_->residual[r]), At<char>(arrays_->residual[0]), rows);
+    char* workspace = At<char>(arrays_->workspace[r]);
+    std::memset(workspace + comm::WorkspaceLayout::kMailboxOffset, 0xFF,
+                layout_.bytes() - comm::WorkspaceLayout::kMailboxOffset);
+    comm::Control control{};
+    control.magic = comm::kWorkspaceMagic;
+    control.epoch = control.first_epoch = scenario_.first_epoch;
+    control.timeout_ns = control.startup_timeout_ns = scenario_.timeout_ns;
+    std::memcpy(workspace, &control, sizeof(control));
+    for (uint32_t epoch : {scenario_.first_epoch, scenario_.first_epoch + 1u}) {
+      for (int source = 0; source < comm::kWorldMax; ++source) {
+        comm::Header* headers = comm::HeadersOf(workspace);
+        headers[comm::WorkspaceLayout::header_index(epoch, source)] = {
+            comm::HeaderWord(epoch - 2u, 0), comm::HeaderWord(epoch - 2u, 0)};
+        if (scenario_.two_shot) {
+          for (int t = 0; t < layout_.capacity; ++t) {
+            comm::ScalesOf(workspace, layout_)[layout_.scale_index(epoch, t)] =
+                comm::HeaderWord(epoch - 2u, 0);
+          }
+        }
+      }
+    }
+  }
+}
+
+void World::MakeLaunches() {
+  const Scenario& s = scenario_;
+  const int launches = static_cast<int>(s.tokens.size());
+  const int hidden = s.packets * comm::kPacketElements;
+  moe::Rows residual(At<uint16_t>(arrays_->residual[0]),
+                     At<uint16_t>(arrays_->residual[0]) + int64_t{layout_.capacity} * hidden);
+  Random random(7);
+  for (int i = 0; i < launches; ++i) {
+    const moe::Shape shape{.tokens = s.tokens[i], .hidden = hidden};
+    moe::NormArguments norm;
+    norm.gamma = At<uint16_t>(arrays_->gamma);
+    norm.residual_in = s.residual_chain ? residual.data() : nullptr;
+    std::vector<moe::Rows> partials;
+    for (int r = 0; r < s.world; ++r) {
+      auto launch = std::make_unique<Launch>();
+      const Fault* fault =
+          s.fault.rank == r && (s.fault.launch < 0 || s.fault.launch == i) ? &s.fault : nullptr;
+      const int tokens = fault != nullptr && fault->tokens >= 0 ? fault->tokens : s.tokens[i];
+      const int64_t row_count = int64_t{kRowsPerToken} * layout_.capacity;
+      const int64_t rows = s.finalize ? row_count : layout_.capacity;
+      const int64_t input = Take(rows * hidden * 2);
+      const int64_t indices = Take(int64_t{layout_.capacity} * kTopK * 4);
+      const int64_t weights = Take(int64_t{layout_.capacity} * kTopK * 4);
+      for (int64_t k = 0; k < rows * hidden; ++k) {
+        At<uint16_t>(input)[k] = RandomElement(random, s.payload);
+      }
+      for (int64_t k = 0; k < int64_t{layout_.capacity} * kTopK; ++k) {
+        At<int32_t>(indices)[k] =
+            random.Below(5) == 0 ? -1 : static_cast<int32_t>(random.Below(uint32_t(row_count)));
+        At<float>(weights)[k] = 0.25f + 0.125f * static_cast<float>(random.Below(8));
+      }
+      const moe::FinalizeArguments finalize{.rows = At<void>(input),
+                                            .row_count = row_count,
+                                            .indices = At<int32_t>(indices),
+                                            .weights = At<void>(weights),
+                                            .weight_type = moe::ScalarType::kFp32,
+                                            .top_k = kTopK,
+                                            .routed_scaling_factor = 2.5f};
+      partials.push_back(s.finalize
+                             ? moe::ReferencePartial(shape, finalize)
+                             : moe::Rows(At<uint16_t>(input),
+                                         At<uint16_t>(input) + int64_t{s.tokens[i]} * hidden));
+      if (fault != nullptr && fault->index_out_of_range) {
+        At<int32_t>(indices)[0] = static_cast<int32_t>(row_count);
+      }
+      comm::ExchangeParams& p = launch->params;
+      p = {};
+      for (int k = 0; k < s.world; ++k) p.workspace[k] = At<void>(arrays_->workspace[k]);
+      p.health = At<comm::RankHealth>(arrays_->health[r]);
+      p.layout = layout_;
+      p.rank = r;
+      p.tokens = tokens;
+      p.packets = s.packets;
+      p.early_trigger = s.early_trigger || (s.fault.overlaps && s.fault.rank == r);
+      comm::LaunchDescriptor descriptor{};
+      descriptor.op = s.finalize ? comm::Op::kFinalize : comm::Op::kPlain;
+      descriptor.protocol = s.two_shot ? comm::Protocol::kTwoShot : comm::Protocol::kOneShot;
+      descriptor.hidden = hidden;
+      descriptor.site = fault != nullptr ? fault->site : 0u;
+      p.signature = comm::Signature(descriptor);
+      p.log.descriptor = descriptor;
+      p.log.signature = p.signature;
+      p.log.tokens = tokens;
+
+      KernelParams& k = launch->kernel;
+      k = {};
+      k.plain = {At<comm::Packet>(input), s.packets};
+      k.finalize.rows = At<comm::Packet>(input);
+      k.finalize.indices = At<int32_t>(indices);
+      k.finalize.weights = At<void>(weights);
+      k.finalize.row_count = row_count;
+      k.finalize.packets = s.packets;
+      k.finalize.top_k = kTopK;
+      k.finalize.routed_scaling_factor = 2.5f;
+      k.finalize.weights_fp32 = 1u;
+      launch->residual_out = arrays_->residual[r];
+      comm::Packet* residual_at = At<comm::Packet>(launch->residual_out);
+      k.norm.residual_in = s.residual_chain ? residual_at : nullptr;
+      k.norm.residual_out = residual_at;
+      k.norm.norm_out = At<comm::Packet>(arrays_->norm_out[r]);
+      k.norm.gamma = At<void>(arrays_->gamma);
+      k.norm.tokens = tokens;
+      k.norm.packets = s.packets;
+      k.norm.inverse_hidden = 1.0f / static_cast<float>(hidden);
+      k.norm.eps = norm.eps;
+      launches_.push_back(std::move(launch));
+    }
+    const moe::NormResult expected = moe::ReferenceSumAndNorm(shape, partials, norm);
+    std::copy(expected.residual_out.begin(), expected.residual_out.end(), residual.begin());
+    for (int r = 0; r < s.world; ++r) {
+      launches_[static_cast<size_t>(i * s.world + r)]->expected = expected;
+    }
+  }
+}
+
+void World::Check(int rank, int number) {
+  Launch& launch = *launches_[static_cast<size_t>(number * scenario_.world + rank)];
+  const size_t bytes = static_cast<size_t>(launch.kernel.norm.tokens) *
+                       static_cast<size_t>(scenario_.packets) * comm::kPacketBytes;
+  const uint16_t* outputs[2] = {At<uint16_t>(launch.residual_out),
+                                At<uint16_t>(arrays_->norm_out[rank])};
+  const moe::Rows* expected[2] = {&launch.expected.residual_out, &launch.expected.norm_out};
+  bool right = true, nan = true;
+  for (int k = 0; k < 2; ++k) {
+    right = right && expected[k]->size() * 2 == bytes &&
+            std::memcmp(outputs[k], expected[k]->data(), bytes) == 0;
+    for (size_t i = 0; i < bytes / 2; ++i) nan = nan && outputs[k][i] == comm::kStoredNan;
+  }
+  launch.result =
+      right ? Launch::Result::kRight : (nan ? Launch::Result::kNan : Launch::Result::kWrong);
+  if (right || nan || !first_wrong_.empty()) return;
+  for (int k = 0; k < 2; ++k) {
+    for (size_t i = 0; i < std::min(bytes / 2, expected[k]->size()); ++i) {
+      if (outputs[k][i] == (*expected[k])[i]) continue;
+      first_wrong_ = absl::StrFormat("rank %d launch %d %s element %d of %d: %04x instead of %04x",
+                                     rank, number, k == 0 ? "residual_out" : "norm_out", i,
+                                     bytes / 2, outputs[k][i], (*expected[k])[i]);
+      return;
+    }
+  }
+  first_wrong_ = absl::StrFormat("rank %d launch %d: other tokens", rank, number);
+}
+
+Verdict World::Judge(const std::string& wrong, std::string* what) const {
+  *what = wrong;
+  if (!wrong.empty()) return machine_->hung() ? Verdict::kHang : Verdict::kBrokenMachine;
+  *what = first_wrong_;
+  if (!first_wrong_.empty()) return Verdict::kWrongBits;
+  bool reported = false, all_stopped = true;
+  for (int r = 0; r < scenario_.world; ++r) {
+    const comm::FailureRecord& record = At<comm::RankHealth>(arrays_->health[r])->record;
+    if (record.valid != 0u) {
+      reported = true;
+      *what =
+          absl::StrFormat("rank %d reports code %d, peer %d, token %d, epoch %d", r,
+                          static_cast<int>(record.code), record.peer, record.token, record.epoch);
+      if ((scenario_.codes >> static_cast<int>(record.code) & 1u) == 0u) {
+        return Verdict::kFalseAlarm;
+      }
+    }
+    all_stopped = all_stopped && comm::ControlOf(At<void>(arrays_->workspace[r]))->abort != 0u;
+  }
+  if (scenario_.codes != 0u) {
+    if (!reported || !all_stopped) {
+      *what = reported ? "not every rank was stopped" : "no failure was reported";
+      return Verdict::kNoReport;
+    }
+    if (machine_->clock_ns() > scenario_.end_ns) {
+      *what = absl::StrFormat("the last launch ended at %d ns instead of %d", machine_->clock_ns(),
+                              scenario_.end_ns);
+      return Verdict::kNoReport;
+    }
+    return Verdict::kRight;
+  }
+  for (const auto& launch : launches_) {
+    if (launch->result != Launch::Result::kRight) {
+      *what = "a launch ended in NaN without a failure";
+      return Verdict::kWrongBits;
+    }
+  }
+  return Verdict::kRight;
+}
+
+Outcome World::Run(Body body, uint64_t seed) {
+  Random random(seed ^ 0xA5A5A5A5u);
+  return Run(body, seed, Policy::Draw(random));
+}
+
+Outcome World::Run(Body body, uint64_t seed, const Policy& policy) {
+  std::memcpy(machine_->memory().base(), image_.data(), image_.size());
+  first_wrong_.clear();
+  const Scenario& s = scenario_;
+  streams_.assign(static_cast<size_t>(s.world), {});
+  for (int i = 0; i < static_cast<int>(s.tokens.size()); ++i) {
+    for (int r = 0; r < s.world; ++r) {
+      Launch* launch = launches_[static_cast<size_t>(i * s.world + r)].get();
+      launch->result = Launch::Result::kNotEnded;
+      const bool faulty = s.fault.rank == r && (s.fault.launch < 0 || s.fault.launch == i);
+      if (s.fault.never && s.fault.rank == r && i >= s.fault.launch) {
+        launch->result = Launch::Result::kRight;
+        continue;
+      }
+      GridSpec grid;
+      grid.params = launch->params;
+      grid.body = [body, launch] { body(launch->params, launch->kernel); };
+      grid.clusters = std::clamp(launch->params.tokens, 1, s.clusters);
+      grid.cluster_size = s.cluster_size;
+      grid.warps = s.row_warps + 1;
+      grid.waits_for_last = !(faulty && s.fault.overlaps);
+      if (faulty) grid.not_before_ns = s.fault.late_ns;
+      grid.after = [this, r, i] { Check(r, i); };
+      streams_[static_cast<size_t>(r)].push_back(std::move(grid));
+    }
+  }
+  Outcome outcome;
+  const std::string wrong = machine_->Run(seed, policy, s.limits, streams_);
+  outcome.verdict = Judge(wrong, &outcome.what);
+  outcome.schedule_hash = machine_->memory().schedule_hash();
+  outcome.class_hash = machine_->memory().class_hash();
+  outcome.operations = machine_->memory().operations();
+  return outcome;
+}
+
+}  // namespace stoker::testing::simt

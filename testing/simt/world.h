@@ -1,0 +1,130 @@
+// A world of simulated ranks: a group with its workspaces, a list of launches with inputs, and what
+// must come out. One world runs many schedules; each starts from the same memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/health_page.h"
+#include "moe/kernel_params.h"
+#include "moe/reference.h"
+#include "testing/simt/machine.h"
+
+namespace stoker::testing::simt {
+
+enum class Payload {
+  kRandom,
+  kNan,       // many NaN patterns
+  kSentinel,  // many words equal to the sentinel
+};
+
+// One rank's deviation from what the others do.
+struct Fault {
+  int rank = -1;
+  int launch = -1;                  // from 0; -1: every launch
+  int tokens = -1;                  // instead of the launch's
+  uint32_t site = 0;                // in the descriptor, and so in the signature
+  bool never = false;               // this launch and all later ones do not happen
+  bool index_out_of_range = false;  // of the finalize producer
+  bool overlaps = false;            // does not wait for the launch before, which triggers early
+  uint64_t late_ns = 0;
+};
+
+struct Scenario {
+  std::string name;
+  int world = 2;
+  int clusters = 1;
+  int cluster_size = 1;
+  int row_warps = 1;        // per CTA
+  int packets = 1;          // per row
+  std::vector<int> tokens;  // of each launch
+  bool two_shot = false;
+  bool finalize = false;  // gathers expert rows instead of taking the row as it is
+  bool early_trigger = false;
+  bool residual_chain = true;  // residual_out is residual_in, and the next launch's residual
+  Payload payload = Payload::kRandom;
+  uint32_t first_epoch = 0xFFFFFFFEu;
+  Limits limits;
+  Fault fault;
+  // With a fault: the codes that may be reported (bit c for code c), and until when all launches
+  // must have ended. 0: nothing may be reported and every result is right.
+  uint32_t codes = 0;
+  uint64_t end_ns = 0;
+  uint64_t timeout_ns = 100'000'000;
+  bool wipes_stale_size = false;
+
+  int capacity() const;
+};
+
+enum class Verdict {
+  kRight,
+  kHang,           // nothing can happen any more, although a launch has not ended
+  kWrongBits,      // a finite value that is not the right one, in a launch that ended
+  kFalseAlarm,     // a failure was reported that is none, or a wrong one
+  kNoReport,       // a failure was not reported, or not to every rank, or too late
+  kBrokenMachine,  // a barrier, shuffle or shared memory was used as none may be
+};
+const char* VerdictName(Verdict verdict);
+
+struct Outcome {
+  Verdict verdict = Verdict::kRight;
+  std::string what;
+  uint64_t schedule_hash = 0;
+  uint64_t class_hash = 0;
+  int64_t operations = 0;
+};
+
+// What one launch's thread finds through Running()->cta->grid->spec and needs beside the group's
+// parameters.
+struct KernelParams {
+  moe::PlainParams plain;
+  moe::FinalizeParams finalize;
+  moe::RmsNormParams norm;
+};
+
+// Runs a launch on the running thread: the shipped body, or a mutant's.
+using Body = void (*)(const comm::ExchangeParams& params, const KernelParams& kernel);
+
+class World {
+ public:
+  explicit World(const Scenario& scenario);
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  Outcome Run(Body body, uint64_t seed);
+  // The same with a given policy instead of one drawn from the seed.
+  Outcome Run(Body body, uint64_t seed, const Policy& policy);
+  const Scenario& scenario() const { return scenario_; }
+
+ private:
+  struct Launch;
+  struct Arrays;
+
+  void Layout();
+  void Fill();
+  void MakeLaunches();
+  moe::NormArguments NormOf(const uint16_t* residual) const;
+  void Check(int rank, int launch);
+  Verdict Judge(const std::string& wrong, std::string* what) const;
+  comm::RankHealth* HealthOf(int rank);
+  template <class T>
+  T* At(int64_t offset) const {
+    return reinterpret_cast<T*>(machine_->memory().base() + offset);
+  }
+  int64_t Take(int64_t bytes);
+
+  Scenario scenario_;
+  comm::WorkspaceLayout layout_;
+  std::unique_ptr<Machine> machine_;
+  int64_t used_ = 0;
+  std::unique_ptr<Arrays> arrays_;
+  std::vector<char> image_;
+  std::vector<std::unique_ptr<Launch>> launches_;  // [rank][launch]
+  std::vector<std::vector<GridSpec>> streams_;
+  std::string first_wrong_;
+};
+
+}  // namespace stoker::testing::simt

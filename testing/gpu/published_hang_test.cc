@@ -5,6 +5,7 @@
 #include "base/cuda_status.h"
 #include "testing/gpu/gpu_fixture.h"
 #include "testing/gpu/variants.h"
+#include "testing/gpu/weakened.h"
 
 namespace stoker::testing {
 namespace {
@@ -60,12 +61,21 @@ class PublishedHang : public GpuTest {
     }
   }
 
-  absl::Status Launch(int rank, int launch, Variant variant) {
-    moe::LaunchOptions options{.programmatic_launch = true};
-    options.protocol =
-        variant == Variant::kDelayedTwoShot ? comm::Protocol::kTwoShot : comm::Protocol::kOneShot;
-    options.kernel = VariantKernel(
-        variant, moe::ShapeOf(world_->communicator(rank), HangOptions(1).shape, options).vectors);
+  // Instead of the table's kernel, and the exchange that it is made of.
+  struct Build {
+    const void* kernel;
+    comm::Protocol protocol = comm::Protocol::kOneShot;
+  };
+  Build BuildOf(Variant variant) {
+    const bool two_shot = variant == Variant::kDelayedTwoShot;
+    const int vectors = moe::ShapeOf(world_->communicator(0), HangOptions(1).shape, {}).vectors;
+    return {VariantKernel(variant, vectors),
+            two_shot ? comm::Protocol::kTwoShot : comm::Protocol::kOneShot};
+  }
+
+  absl::Status Launch(int rank, int launch, const Build& build) {
+    moe::LaunchOptions options{.programmatic_launch = true, .protocol = build.protocol};
+    options.kernel = build.kernel;
     moe::NormArguments norm = captured_.device[rank].norm();
     norm.residual_out = outputs_[rank * kLaunches + launch].residual;
     norm.norm_out = outputs_[rank * kLaunches + launch].norm;
@@ -75,12 +85,15 @@ class PublishedHang : public GpuTest {
   }
 
   absl::StatusOr<std::vector<cudaGraphExec_t>> Capture(Variant variant) {
+    return Capture(BuildOf(variant));
+  }
+  absl::StatusOr<std::vector<cudaGraphExec_t>> Capture(const Build& build) {
     std::vector<cudaGraphExec_t> graphs(kWorld);
     for (int rank = 0; rank < kWorld; ++rank) {
       cudaGraph_t graph = nullptr;
       STOKER_CUDA(cudaStreamBeginCapture(world_->stream(rank), cudaStreamCaptureModeThreadLocal));
       for (int launch = 0; launch < kLaunches; ++launch) {
-        STOKER_RETURN_IF_ERROR(Launch(rank, launch, variant));
+        STOKER_RETURN_IF_ERROR(Launch(rank, launch, build));
       }
       STOKER_CUDA(cudaStreamEndCapture(world_->stream(rank), &graph));
       STOKER_CUDA(cudaGraphInstantiate(&graphs[rank], graph, 0));
@@ -164,6 +177,38 @@ TEST_F(PublishedHang, ABuildThatPollsItsPeersFailsWithAReportAndTheGroupComesBac
   STOKER_ASSERT_OK(Replay(*again, 1));
   EXPECT_EQ(CountWrong(1), 0);
   for (cudaGraphExec_t graph : *again) cudaGraphExecDestroy(graph);
+}
+
+// What a qualifier buys can be seen only where the hardware makes use of its absence, so a build
+// that passes proves nothing: it is reported, and the simulator has to kill it.
+TEST_F(PublishedHang, BuildsWithOneQualifierWeakenedAreReported) {
+  int count = 0;
+  const WeakenedKernel* builds = WeakenedKernels(&count);
+  ASSERT_EQ(moe::ShapeOf(world_->communicator(0), HangOptions(1).shape, {}).vectors, 2);
+  for (int i = 0; i < count; ++i) {
+    auto graphs = Capture(Build{builds[i].kernel});
+    ASSERT_TRUE(graphs.ok()) << graphs.status();
+    int wrong = 0;
+    for (int replay = 0; replay < kReplays / 2 && wrong == 0; ++replay) {
+      STOKER_ASSERT_OK(Replay(*graphs, replay % kInputSets));
+      wrong = CountWrong(replay % kInputSets);
+    }
+    const absl::Status report = world_->communicator(0).Health();
+    std::printf("%s: %s\n", builds[i].what,
+                !report.ok() ? absl::StrCat("killed, ", report.message()).c_str()
+                : wrong != 0 ? "killed, wrong outputs without a report"
+                             : "not observable here");
+    for (cudaGraphExec_t graph : *graphs) cudaGraphExecDestroy(graph);
+    STOKER_ASSERT_OK(
+        world_->OnAllRanks([](comm::CudaCommunicator& c, comm::RankExchange& exchange) {
+          return c.Reset(exchange, absl::Seconds(10));
+        }));
+    auto shipped = Capture(Build{nullptr});
+    ASSERT_TRUE(shipped.ok()) << shipped.status();
+    STOKER_ASSERT_OK(Replay(*shipped, 1));
+    EXPECT_EQ(CountWrong(1), 0) << "the shipped kernel after: " << builds[i].what;
+    for (cudaGraphExec_t graph : *shipped) cudaGraphExecDestroy(graph);
+  }
 }
 
 }  // namespace

@@ -5,7 +5,7 @@ The kernels' numbers depend on these flags: nothing is contracted and nothing is
 
 load("@cuda//:defs.bzl", "CUDA_HOME")
 
-_FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC,-ffp-contract=off,-Wall,-fvisibility=hidden"]
+_FLAGS = ["-std=c++20", "-O3", "-Xfatbin=-compress-all", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC,-ffp-contract=off,-Wall,-fvisibility=hidden"]
 
 _EXACT_FLAGS = ["-fmad=false"]
 

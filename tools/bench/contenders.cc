@@ -8,6 +8,7 @@
 #include "tools/bench/hand_written.h"
 #include "tools/bench/local_finalize.h"
 #include "tools/bench/pr6631.h"
+#include "tools/bench/unguarded.h"
 
 namespace stoker::bench {
 namespace {
@@ -55,6 +56,14 @@ std::vector<Contender> OwnContenders(const ContenderOptions& options, const moe:
     moe::LaunchOptions by_hand = launch;
     by_hand.kernel = HandWrittenFinalizeKernel();
     contenders.push_back(Fused("hand-written", by_hand, shape, world));
+  }
+  const void* unguarded =
+      UnguardedFinalizeKernel(moe::ProtocolOf(world.communicator(0), shape, launch), world.world(),
+                              moe::ShapeOf(world.communicator(0), shape, launch).vectors);
+  if (unguarded != nullptr && shape.wire_type == comm::WireType::kBf16 && !options.early_trigger) {
+    moe::LaunchOptions without = launch;
+    without.kernel = unguarded;
+    contenders.push_back(Fused("unguarded", without, shape, world));
   }
   if (options.programmatic && !options.early_trigger) {
     moe::LaunchOptions early = launch;

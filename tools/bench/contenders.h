@@ -40,8 +40,8 @@ struct ContenderOptions {
 };
 
 // Stoker twice (an A/A pair), with its successor started early (for successors that wait, as the
-// next launch here does), the kernel by hand where it applies, and the unfused way: finalize as one
-// kernel, all-reduce with residual and RMSNorm as a second.
+// next launch here does), the kernel by hand and the kernel without guards where they apply, and
+// the unfused way: finalize as one kernel, all-reduce with residual and RMSNorm as a second.
 std::vector<Contender> OwnContenders(const ContenderOptions& options, const moe::Shape& shape,
                                      testing::StreamWorld& world);
 

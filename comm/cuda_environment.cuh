@@ -186,9 +186,9 @@ class CudaEnvironment {
   __device__ __forceinline__ void CountUp(uint32_t* p) {
     asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
   }
-  __device__ __forceinline__ uint32_t AtomicAddAcqRel(uint32_t* p, uint32_t v) {
+  __device__ __forceinline__ uint32_t AtomicAddRelease(uint32_t* p, uint32_t v) {
     uint32_t old;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+    asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
                  : "=r"(old)
                  : "l"(p), "r"(v)
                  : "memory");

@@ -42,7 +42,7 @@
 //                                      control words and health page; relaxed at system scope
 //   uint32_t AtomicAdd(p, v)           relaxed at device scope
 //   CountUp(p)                         adds 1, relaxed at device scope; answers nothing
-//   uint32_t AtomicAddAcqRel(p, v)     acquire and release at device scope
+//   uint32_t AtomicAddRelease(p, v)     release at device scope
 //   CompareAndSwap(p, expected, desired), CompareAndSwap64(...)
 //                                      relaxed at device scope; return the value found
 //   FenceDevice(), FenceSystem()       acquire-release fences

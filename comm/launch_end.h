@@ -40,7 +40,7 @@ STOKER_DEVICE void TakeTicket(Env env, const ExchangeParams& p, Launch& launch,
   if (env.lane() == 0) {
     Control* control = ControlOf(p.workspace[p.rank]);
     // Release: the epoch was read before CTA 0 sees the ticket and overwrites it.
-    const uint32_t ticket = env.AtomicAddAcqRel(&control->started, 1u);
+    const uint32_t ticket = env.AtomicAddRelease(&control->started, 1u);
     alone = ticket < static_cast<uint32_t>(env.ctas());
     const uint32_t arrived = launch.epoch % 2u == 0u ? last.finished_odd : last.finished_even;
     if (env.cta() == 0 && arrived != last.ctas) alone = false;

@@ -71,8 +71,8 @@ def breaches(name, body, programmatic):
     outputs = 2 * vectors * (2 if exchange == "Two" else 1) + 2
     if weak != outputs:
         found.append(f"{name}: {weak} weak vector stores; {outputs} outputs are written")
-    if not re.search(r"atom\.acq_rel\.gpu\.global\.add", body):
-        found.append(f"{name}: the ticket is not acquire-release")
+    if not re.search(r"atom\.release\.gpu\.global\.add", body):
+        found.append(f"{name}: the ticket is not a release")
     if re.search(r"barrier\.cluster\.arrive(?!\.relaxed)", body):
         found.append(f"{name}: a cluster barrier that waits for the stores to the peers")
     return found
@@ -102,7 +102,7 @@ def self_test(text):
                                                     "ld.global.u32 %r1, [%rd1]; griddepcontrol.wait;", 1),
         "no wait": lambda t: t.replace("griddepcontrol.wait", "griddepcontrol.nothing"),
         "cluster barrier with release": lambda t: t.replace("cluster.arrive.relaxed", "cluster.arrive.release"),
-        "weak ticket": lambda t: t.replace("atom.acq_rel.gpu.global.add", "atom.relaxed.gpu.global.add"),
+        "weak ticket": lambda t: t.replace("atom.release.gpu.global.add", "atom.relaxed.gpu.global.add"),
     }
     if "griddepcontrol.wait" not in text:  # below sm_90
         del spoilings["load before the wait"], spoilings["no wait"], spoilings["cluster barrier with release"]

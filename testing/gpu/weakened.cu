@@ -37,7 +37,7 @@ struct WeakHeader : DelayedEnvironment {
 
 struct RelaxedTicket : DelayedEnvironment {
   using DelayedEnvironment::DelayedEnvironment;
-  __device__ uint32_t AtomicAddAcqRel(uint32_t* p, uint32_t v) { return AtomicAdd(p, v); }
+  __device__ uint32_t AtomicAddRelease(uint32_t* p, uint32_t v) { return AtomicAdd(p, v); }
 };
 
 struct NoHandOverFence : DelayedEnvironment {

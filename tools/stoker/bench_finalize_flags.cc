@@ -47,7 +47,7 @@ absl::Status Run(const std::vector<bench::Peer>& peers) {
                           Numbers("world", absl::GetFlag(FLAGS_world), 1, comm::kWorldMax));
   STOKER_ASSIGN_OR_RETURN(options.hidden,
                           Numbers("hidden", absl::GetFlag(FLAGS_hidden), 8, comm::kHiddenMax));
-  STOKER_ASSIGN_OR_RETURN(options.tokens, Numbers("tokens", absl::GetFlag(FLAGS_tokens), 0, 4096));
+  STOKER_ASSIGN_OR_RETURN(options.tokens, Numbers("tokens", absl::GetFlag(FLAGS_tokens), 1, 4096));
   options.top_k = absl::GetFlag(FLAGS_top_k);
   if (options.top_k < 1 || options.top_k > comm::kTopKMax) {
     return absl::InvalidArgumentError(absl::StrCat("--top_k=", options.top_k, ": 1 to 32"));

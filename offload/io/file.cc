@@ -23,7 +23,11 @@ FileIdentity FromStat(const struct stat& s) {
 
 class PosixFile : public File {
  public:
-  PosixFile(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
+  PosixFile(std::string path, UniqueFd fd, UniqueFd direct)
+      : path_(std::move(path)), fd_(std::move(fd)), direct_(std::move(direct)) {}
+
+  int fd() const override { return fd_.get(); }
+  int direct_fd() const override { return direct_.get(); }
 
   const std::string& path() const override { return path_; }
 
@@ -56,7 +60,27 @@ class PosixFile : public File {
  private:
   const std::string path_;
   const UniqueFd fd_;
+  const UniqueFd direct_;
 };
+
+// The same file without the page cache, or nothing where the file system does not say that 4 KiB
+// are enough alignment (STATX_DIOALIGN), or says so and refuses.
+UniqueFd OpenDirect(int fd) {
+  struct statx s;
+  if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &s) != 0) return UniqueFd();
+  const auto fits = [](uint32_t align) { return align != 0 && kDirectAlignment % align == 0; };
+  if ((s.stx_mask & STATX_DIOALIGN) == 0 || !fits(s.stx_dio_mem_align) ||
+      !fits(s.stx_dio_offset_align)) {
+    return UniqueFd();
+  }
+  // By its descriptor: the name may belong to another file by now.
+  const std::string self = absl::StrCat("/proc/self/fd/", fd);
+  UniqueFd direct(open(self.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
+  if (direct.get() < 0) return UniqueFd();
+  alignas(kDirectAlignment) char page[kDirectAlignment];
+  if (pread(direct.get(), page, sizeof(page), 0) < 0) return UniqueFd();
+  return direct;
+}
 
 }  // namespace
 
@@ -68,7 +92,8 @@ absl::StatusOr<std::unique_ptr<File>> OpenPosixFile(const std::string& path) {
   if (!S_ISREG(s.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
   }
-  return std::unique_ptr<File>(new PosixFile(path, std::move(fd)));
+  UniqueFd direct = OpenDirect(fd.get());
+  return std::unique_ptr<File>(new PosixFile(path, std::move(fd), std::move(direct)));
 }
 
 absl::Status ReadFully(const File& file, uint64_t offset, absl::Span<char> into) {

@@ -27,6 +27,9 @@ struct FileIdentity {
   bool operator==(const FileIdentity&) const = default;
 };
 
+// What a direct read is aligned to; a file system that wants more has no direct descriptor.
+inline constexpr uint64_t kDirectAlignment = 4096;
+
 class File {
  public:
   virtual ~File() = default;
@@ -35,6 +38,11 @@ class File {
   virtual absl::StatusOr<FileIdentity> Identity() const = 0;
   // Of the file that has the name now.
   virtual absl::StatusOr<FileIdentity> IdentityOfPath() const = 0;
+  // Descriptors for who reads by other means than ReadAt; -1 where there is none. They stay the
+  // file's.
+  virtual int fd() const { return -1; }
+  // Bypasses the page cache; offsets, sizes and addresses must be multiples of kDirectAlignment.
+  virtual int direct_fd() const { return -1; }
   // One read: may return fewer bytes than asked for; 0 only at the end of the file.
   virtual absl::StatusOr<size_t> ReadAt(uint64_t offset, absl::Span<char> into) const = 0;
 };

@@ -12,17 +12,19 @@ namespace stoker::offload {
 
 class CpuExpertKernel : public ExpertKernel {
  public:
-  explicit CpuExpertKernel(const cpu::ExpertKernel& kernel) : kernel_(kernel) {}
+  explicit CpuExpertKernel(const cpu::ExpertKernel& kernel);
 
   size_t PreparedBytes(int columns, int group) const override;
   void Prepare(const float* row, int columns, int group, char* prepared) const override;
-  void Fc1(const ExpertView& expert, const char* prepared, int begin, int end,
-           float* out) const override;
-  void Fc2(const ExpertView& expert, const char* prepared, int begin, int end,
-           float* out) const override;
+  void Fc1(const ExpertView& expert, const PreparedTokens& in, int begin, int end, float* out,
+           size_t out_stride) const override;
+  void Fc2(const ExpertView& expert, const PreparedTokens& in, int begin, int end, float* out,
+           size_t out_stride) const override;
+  void Accumulate(float weight, const float* row, size_t count, float* sum) const override;
 
  private:
   const cpu::ExpertKernel& kernel_;
+  const bool fma_;
 };
 
 }  // namespace stoker::offload

@@ -4,9 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <map>
+#include <cstdio>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -31,6 +30,7 @@ absl::Status CheckRange(const char* name, int64_t value, int64_t low, int64_t hi
 absl::Status CheckOptions(const EngineOptions& o) {
   STOKER_RETURN_IF_ERROR(CheckRange("compute_threads", o.compute_threads, 1, 256));
   STOKER_RETURN_IF_ERROR(CheckRange("io_threads", o.io_threads, 1, 64));
+  STOKER_RETURN_IF_ERROR(CheckRange("queue_depth", o.queue_depth, 1, 1024));
   STOKER_RETURN_IF_ERROR(CheckRange("world_size", o.world_size, 1, 1024));
   STOKER_RETURN_IF_ERROR(CheckRange("rank", o.rank, 0, o.world_size - 1));
   STOKER_RETURN_IF_ERROR(
@@ -102,12 +102,55 @@ Engine::Engine(std::unique_ptr<Checkpoint> checkpoint, const ExpertKernel& kerne
       cache_(static_cast<int>(checkpoint_->layers().size()), checkpoint_->experts(), slots,
              options.policy) {
   stats_.slots = slots;
+  loads_.resize(slots);
+}
+
+// io_uring where it is wanted and there is one, else a pool of pread threads.
+void Engine::MakeLanes() {
+  bool descriptors = true;
+  bool has_direct = true;
+  uint64_t bytes = 0;
+  for (int f = 0; f < checkpoint_->files(); ++f) {
+    const File& file = checkpoint_->file(f);
+    descriptors = descriptors && file.fd() >= 0;
+    has_direct = has_direct && file.direct_fd() >= 0;
+    if (const auto identity = file.Identity(); identity.ok()) bytes += identity->size;
+  }
+  const uint64_t memory = ReadMachineLimits().memory_bytes;
+  const bool exceeds = bytes > memory - std::min(memory, options_.cache_bytes);
+  const bool wanted = options_.io == IoMode::kDirect || (options_.io == IoMode::kAuto && exceeds);
+  direct_ = wanted && has_direct;
+  if (wanted && !has_direct) {
+    std::fprintf(stderr,
+                 "stoker: the checkpoint's file system has no direct I/O at 4 KiB; "
+                 "reads go through the page cache\n");
+  }
+  for (int i = 0; direct_ && descriptors && i < options_.io_threads; ++i) {
+    auto lane = MakeUringLane(options_.queue_depth);
+    if (!lane.ok()) {
+      std::fprintf(stderr, "stoker: no io_uring (%s); reading with pread\n",
+                   std::string(lane.status().message()).c_str());
+      break;
+    }
+    lanes_.push_back(std::move(*lane));
+    lane_kind_ = "io_uring";
+  }
+  if (lanes_.empty()) {
+    for (int i = 0; i < options_.io_threads; ++i) lanes_.push_back(MakePreadLane());
+  }
 }
 
 absl::Status Engine::StartThreads() {
+  const int cpus = ReadMachineLimits().cpus;
+  // Who spins with more threads than CPUs keeps the one from running that it waits for.
+  spin_pauses_ = options_.compute_threads <= cpus ? 2000 : 0;
+  MakeLanes();
   try {
-    for (int i = 0; i < options_.compute_threads; ++i) threads_.emplace_back([this] { Compute(); });
-    for (int i = 0; i < options_.io_threads; ++i) threads_.emplace_back([this] { ReadChunks(); });
+    // The caller is the first that computes.
+    for (int i = 1; i < options_.compute_threads; ++i) threads_.emplace_back([this] { Compute(); });
+    for (size_t i = 0; i < lanes_.size(); ++i) {
+      threads_.emplace_back([this, i] { ReadChunks(lanes_[i].get(), static_cast<int>(i)); });
+    }
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot start thread ", threads_.size(), ": ", error.what()));
@@ -117,12 +160,13 @@ absl::Status Engine::StartThreads() {
 
 Engine::~Engine() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    Lock lock(mutex_);
     stop_ = true;
     if (active_ != nullptr) FailCall(active_.get(), absl::CancelledError("the engine closes"));
+    for (int slot = 0; slot < stats_.slots; ++slot) DropQueued(slot);
+    Signal(/*all=*/true);
   }
-  work_ready_.notify_all();
-  read_ready_.notify_all();
+  for (const auto& lane : lanes_) lane->Wake();
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -168,82 +212,6 @@ absl::Status Engine::Run(const Batch& batch, absl::Span<float> out) {
     }
   }
   return absl::OkStatus();
-}
-
-absl::Status Engine::WaitIdle(std::unique_lock<std::mutex>* lock, const Deadline& deadline) {
-  while (active_ != nullptr) {
-    group_done_.wait_for(*lock, absl::ToChronoMicroseconds(deadline.Left()));
-    if (active_ != nullptr && deadline.Passed()) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("the engine was busy for ", absl::FormatDuration(deadline.timeout())));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Engine::RunPart(const Batch& batch, int first_token, int tokens,
-                             const Deadline& deadline, float* out) {
-  const ExpertShape& shape = checkpoint_->shape();
-  auto call = std::make_shared<Call>();
-  call->layer = batch.layer_index;
-  call->top_k = batch.top_k;
-  std::map<int, std::vector<int>> routes;
-  int64_t skipped = 0;
-  for (int route = 0; route < tokens * batch.top_k; ++route) {
-    const int id = batch.expert_ids[static_cast<size_t>(first_token) * batch.top_k + route];
-    if (id < 0 || id >= checkpoint_->experts()) {
-      ++skipped;
-    } else if (id % options_.world_size == options_.rank) {
-      routes[id].push_back(route);
-    }
-  }
-  size_t rows = 0;
-  for (auto& [expert, of_expert] : routes) {
-    call->work.push_back({expert, std::move(of_expert), rows, false, std::nullopt});
-    rows += call->work.back().routes.size();
-  }
-  call->prepared_bytes = kernel_.PreparedBytes(shape.hidden, shape.group);
-  call->prepared_fc2_bytes = kernel_.PreparedBytes(shape.intermediate, shape.group);
-  call->prepared.resize(call->prepared_bytes * tokens);
-  call->intermediate.resize(rows * shape.intermediate);
-  call->prepared_fc2.resize(call->prepared_fc2_bytes * rows);
-  call->rows.resize(rows * shape.hidden);
-  for (int t = 0; t < tokens; ++t) {
-    kernel_.Prepare(batch.hidden + static_cast<size_t>(first_token + t) * shape.hidden,
-                    shape.hidden, shape.group, call->prepared.data() + t * call->prepared_bytes);
-  }
-  std::unique_lock<std::mutex> lock(mutex_);
-  stats_.skipped_routes += skipped;
-  size_t done = 0;
-  while (done < call->work.size()) {
-    // Another call may have come between two groups of this one.
-    STOKER_RETURN_IF_ERROR(WaitIdle(&lock, deadline));
-    if (done == 0) cache_.BeginStep(call->layer);
-    active_ = call;
-    StartGroup(call.get());
-    done += call->group.size();
-    STOKER_RETURN_IF_ERROR(FinishGroup(&lock, call, deadline));
-  }
-  lock.unlock();
-  Reduce(*call, batch, first_token, out);
-  return absl::OkStatus();
-}
-
-void Engine::Reduce(const Call& call, const Batch& batch, int first_token, float* out) const {
-  const size_t hidden = checkpoint_->shape().hidden;
-  size_t tokens = call.prepared_bytes == 0 ? 0 : call.prepared.size() / call.prepared_bytes;
-  std::fill(out, out + tokens * hidden, 0.0f);
-  for (const Work& work : call.work) {
-    for (size_t i = 0; i < work.routes.size(); ++i) {
-      const int route = work.routes[i];
-      const float weight = batch.weights[static_cast<size_t>(first_token) * batch.top_k + route];
-      const float* row = call.rows.data() + (work.first_row + i) * hidden;
-      float* sum = out + static_cast<size_t>(route / call.top_k) * hidden;
-      for (size_t h = 0; h < hidden; ++h) sum[h] = std::fma(weight, row[h], sum[h]);
-    }
-  }
-  if (batch.routed_scaling_factor == 1.0f) return;
-  for (size_t i = 0; i < tokens * hidden; ++i) out[i] *= batch.routed_scaling_factor;
 }
 
 }  // namespace stoker::offload

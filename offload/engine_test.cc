@@ -19,77 +19,13 @@
 #include <vector>
 
 #include "offload/cpu_expert_kernel.h"
-#include "testing/expert_checkpoint.h"
-#include "testing/faulty_files.h"
-#include "testing/plain_expert_kernel.h"
+#include "offload/engine_test_support.h"
 
 namespace stoker::offload {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-struct Tokens {
-  Tokens(int tokens, int top_k, int hidden, int experts, uint64_t seed)
-      : tokens(tokens), top_k(top_k), out(static_cast<size_t>(tokens) * hidden, NAN) {
-    std::mt19937_64 random(seed);
-    for (int i = 0; i < tokens * hidden; ++i) {
-      this->hidden.push_back(static_cast<float>(random() % 2001) / 1000.0f - 1.0f);
-    }
-    for (int i = 0; i < tokens * top_k; ++i) {
-      ids.push_back(static_cast<int32_t>(random() % experts));
-      weights.push_back(static_cast<float>(random() % 1000) / 1000.0f);
-    }
-  }
-  absl::Status Run(Engine* engine, int layer) {
-    return engine->Run({layer, tokens, top_k, hidden.data(), ids.data(), weights.data(), 2.5f},
-                       absl::MakeSpan(out));
-  }
-  int tokens;
-  int top_k;
-  std::vector<float> hidden;
-  std::vector<int32_t> ids;
-  std::vector<float> weights;
-  std::vector<float> out;
-};
-
-class EngineTest : public ::testing::Test {
- protected:
-  static constexpr int kExperts = 16;
-  void SetUp() override {
-    directory_ = ::testing::TempDir() + "/engine_" +
-                 ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::filesystem::create_directories(directory_);
-    ASSERT_TRUE(testing::WriteExpertCheckpoint(directory_, {.experts = kExperts}).ok());
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-
-  std::unique_ptr<Engine> Make(int slots, EngineOptions options = {}) {
-    auto checkpoint = Checkpoint::Open(directory_, faults_.Opener());
-    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-    options.cache_bytes = slots * SlotLayout((*checkpoint)->extents(0, 0)).slot_bytes;
-    options.chunk_bytes = 8192;
-    auto engine = Engine::Create(std::move(*checkpoint), kernel_, options);
-    EXPECT_TRUE(engine.ok()) << engine.status();
-    return std::move(*engine);
-  }
-  // The outputs of a few calls on both layers, as bytes.
-  std::string Outputs(Engine* engine, int tokens = 5) {
-    std::string bytes;
-    for (int call = 0; call < 12; ++call) {
-      Tokens batch(tokens, 4, 256, kExperts, call);
-      const absl::Status status = batch.Run(engine, call % 2);
-      EXPECT_TRUE(status.ok()) << status;
-      bytes.append(reinterpret_cast<const char*>(batch.out.data()), batch.out.size() * 4);
-    }
-    EXPECT_EQ(engine->outstanding(), 0u);
-    return bytes;
-  }
-
-  std::string directory_;
-  testing::FaultyFiles faults_;
-  testing::PlainExpertKernel kernel_;
-};
 
 // Every expert computed alone, straight from the files, summed in ascending id.
 std::vector<float> Expected(const Checkpoint& checkpoint, const ExpertKernel& kernel, int layer,
@@ -114,9 +50,9 @@ std::vector<float> Expected(const Checkpoint& checkpoint, const ExpertKernel& ke
       std::vector<float> middle(s.intermediate);
       std::vector<float> row(s.hidden);
       kernel.Prepare(batch.hidden.data() + token * s.hidden, s.hidden, s.group, x.data());
-      kernel.Fc1(view, x.data(), 0, s.intermediate, middle.data());
+      kernel.Fc1(view, {x.data(), 0, 1}, 0, s.intermediate, middle.data(), 0);
       kernel.Prepare(middle.data(), s.intermediate, s.group, m.data());
-      kernel.Fc2(view, m.data(), 0, s.hidden, row.data());
+      kernel.Fc2(view, {m.data(), 0, 1}, 0, s.hidden, row.data(), 0);
       for (int h = 0; h < s.hidden; ++h) {
         float& sum = out[token * s.hidden + h];
         sum = std::fma(batch.weights[r], row[h], sum);

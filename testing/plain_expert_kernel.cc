@@ -9,6 +9,7 @@ namespace stoker::testing {
 namespace {
 
 using offload::ExpertView;
+using offload::PreparedTokens;
 using offload::ScaleType;
 
 constexpr int kSums = 16;
@@ -94,24 +95,30 @@ void PlainExpertKernel::Prepare(const float* row, int columns, int group, char* 
   }
 }
 
-void PlainExpertKernel::Fc1(const ExpertView& expert, const char* prepared, int begin, int end,
-                            float* out) const {
+void PlainExpertKernel::Fc1(const ExpertView& expert, const PreparedTokens& in, int begin, int end,
+                            float* out, size_t out_stride) const {
   const auto& s = expert.shape;
-  for (int row = begin; row < end; ++row) {
-    const float gate = Dot(expert.parts[offload::kGate], expert.parts[offload::kGateScale],
+  for (int token = 0; token < in.tokens; ++token) {
+    const char* prepared = in.data + token * in.stride;
+    for (int row = begin; row < end; ++row) {
+      const float gate = Dot(expert.parts[offload::kGate], expert.parts[offload::kGateScale],
+                             s.scale_type, row, s.hidden, s.group, prepared, false);
+      const float up = Dot(expert.parts[offload::kUp], expert.parts[offload::kUpScale],
                            s.scale_type, row, s.hidden, s.group, prepared, false);
-    const float up = Dot(expert.parts[offload::kUp], expert.parts[offload::kUpScale], s.scale_type,
-                         row, s.hidden, s.group, prepared, false);
-    out[row] = gate / (1.0f + std::exp(-gate)) * up;
+      out[token * out_stride + row] = gate / (1.0f + std::exp(-gate)) * up;
+    }
   }
 }
 
-void PlainExpertKernel::Fc2(const ExpertView& expert, const char* prepared, int begin, int end,
-                            float* out) const {
+void PlainExpertKernel::Fc2(const ExpertView& expert, const PreparedTokens& in, int begin, int end,
+                            float* out, size_t out_stride) const {
   const auto& s = expert.shape;
-  for (int row = begin; row < end; ++row) {
-    out[row] = Dot(expert.parts[offload::kDown], expert.parts[offload::kDownScale], s.scale_type,
-                   row, s.intermediate, s.group, prepared, true);
+  for (int token = 0; token < in.tokens; ++token) {
+    for (int row = begin; row < end; ++row) {
+      out[token * out_stride + row] =
+          Dot(expert.parts[offload::kDown], expert.parts[offload::kDownScale], s.scale_type, row,
+              s.intermediate, s.group, in.data + token * in.stride, true);
+    }
   }
 }
 

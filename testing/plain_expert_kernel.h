@@ -10,10 +10,10 @@ class PlainExpertKernel : public offload::ExpertKernel {
  public:
   size_t PreparedBytes(int columns, int group) const override;
   void Prepare(const float* row, int columns, int group, char* prepared) const override;
-  void Fc1(const offload::ExpertView& expert, const char* prepared, int begin, int end,
-           float* out) const override;
-  void Fc2(const offload::ExpertView& expert, const char* prepared, int begin, int end,
-           float* out) const override;
+  void Fc1(const offload::ExpertView& expert, const offload::PreparedTokens& in, int begin, int end,
+           float* out, size_t out_stride) const override;
+  void Fc2(const offload::ExpertView& expert, const offload::PreparedTokens& in, int begin, int end,
+           float* out, size_t out_stride) const override;
 };
 
 }  // namespace stoker::testing

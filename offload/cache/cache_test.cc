@@ -107,6 +107,29 @@ TEST(ExpertCache, LeasedSlotsAreNoVictimsAndScratchKeepsNothing) {
   EXPECT_EQ(cache.outstanding(), 0u);
 }
 
+TEST(ExpertCache, APrefetchHasNoLeaseIsJoinedOrCancelledAndLeavesAVictim) {
+  ExpertCache cache(1, 8, 2 + ExpertCache::kScratchSlots, PolicyKind::kLru);
+  const auto first = cache.BeginPrefetch(0, 3, 1);
+  ASSERT_TRUE(first);
+  EXPECT_FALSE(cache.BeginPrefetch(0, 3, 1)) << "on its way already";
+  const auto lease = cache.Join(0, 3);
+  ASSERT_TRUE(lease);
+  EXPECT_FALSE(cache.Cancel(*first)) << "joined";
+  cache.ReadDone(*first, true);
+  const auto second = cache.BeginPrefetch(0, 4, 2);
+  ASSERT_TRUE(second);
+  EXPECT_TRUE(cache.Cancel(*second));
+  EXPECT_FALSE(cache.Join(0, 4));
+  cache.ReadDone(*second, false);
+  cache.ReadDone(*second, true);
+  EXPECT_EQ(cache.fields(*second).state, SlotState::kEmpty);
+  LoadOnce(&cache, 5);
+  EXPECT_FALSE(cache.BeginPrefetch(0, 6, 1)) << "5 is the last victim";
+  cache.Drop(*lease);
+  EXPECT_TRUE(cache.BeginPrefetch(0, 6, 1));
+  EXPECT_FALSE(cache.BeginPrefetch(0, 7, 1));
+}
+
 TEST(ExpertCache, AFailedLoadForgetsTheExpertAndANewOneDoesNot) {
   ExpertCache cache(1, 8, 2 + ExpertCache::kScratchSlots, PolicyKind::kLru);
   const auto failed = cache.BeginLoad(0, 5, 2);

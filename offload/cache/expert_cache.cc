@@ -25,7 +25,8 @@ std::optional<Lease> ExpertCache::Join(int layer, int expert) {
   return Lease{slot, generation};
 }
 
-std::optional<int> ExpertCache::FreeSlot(Layer* layer) {
+// Empty, or emptied if at least `victims_needed` could be.
+std::optional<int> ExpertCache::FreeSlot(Layer* layer, size_t victims_needed) {
   std::vector<int> candidates;
   for (int s = layer->first; s < layer->first + layer->slots; ++s) {
     const SlotFields fields = slots_[s].word.Load();
@@ -34,31 +35,52 @@ std::optional<int> ExpertCache::FreeSlot(Layer* layer) {
       candidates.push_back(slots_[s].expert);
     }
   }
-  if (!candidates.empty()) {
-    const int slot = layer->slot_of[layer->use.Coldest(candidates, layer->step)];
-    if (slots_[slot].word.Evict()) {
-      ++evictions_;
-      Forget(slot);
-      return slot;
-    }
-  }
+  if (candidates.size() < victims_needed) return std::nullopt;
+  const int slot = layer->slot_of[layer->use.Coldest(candidates, layer->step)];
+  if (!slots_[slot].word.Evict()) return std::nullopt;
+  ++evictions_;
+  Forget(slot);
+  return slot;
+}
+
+std::optional<int> ExpertCache::FreeScratch() const {
   for (int s = first_scratch_; s < static_cast<int>(slots_.size()); ++s) {
     if (slots_[s].word.Load().state == SlotState::kEmpty) return s;
   }
   return std::nullopt;
 }
 
-std::optional<Lease> ExpertCache::BeginLoad(int layer, int expert, uint32_t reads) {
-  Layer& l = layers_[layer];
-  const std::optional<int> slot = FreeSlot(&l);
-  if (!slot) return std::nullopt;
-  const std::optional<uint32_t> generation = slots_[*slot].word.BeginLoad(reads);
+std::optional<uint32_t> ExpertCache::Begin(int slot, int layer, int expert, uint32_t reads) {
+  const std::optional<uint32_t> generation = slots_[slot].word.BeginLoad(reads);
   if (!generation) return std::nullopt;
-  l.use.Touch(expert, l.step);
-  slots_[*slot].layer = layer;
-  slots_[*slot].expert = expert;
-  l.slot_of[expert] = *slot;
+  slots_[slot].layer = layer;
+  slots_[slot].expert = expert;
+  layers_[layer].slot_of[expert] = slot;
+  return generation;
+}
+
+std::optional<Lease> ExpertCache::BeginLoad(int layer, int expert, uint32_t reads) {
+  std::optional<int> slot = FreeSlot(&layers_[layer], 1);
+  if (!slot) slot = FreeScratch();
+  if (!slot) return std::nullopt;
+  const std::optional<uint32_t> generation = Begin(*slot, layer, expert, reads);
+  if (!generation) return std::nullopt;
+  layers_[layer].use.Touch(expert, layers_[layer].step);
   return Lease{*slot, *generation};
+}
+
+std::optional<int> ExpertCache::BeginPrefetch(int layer, int expert, uint32_t reads) {
+  if (Holds(layer, expert)) return std::nullopt;
+  const std::optional<int> slot = FreeSlot(&layers_[layer], 2);
+  if (!slot || !Begin(*slot, layer, expert, reads)) return std::nullopt;
+  slots_[*slot].word.Drop();
+  return slot;
+}
+
+bool ExpertCache::Cancel(int slot) {
+  if (!slots_[slot].word.Cancel()) return false;
+  if (slots_[slot].word.Load().state == SlotState::kEmpty) Forget(slot);
+  return true;
 }
 
 void ExpertCache::Forget(int slot) {
@@ -74,8 +96,10 @@ bool ExpertCache::Valid(const Lease& lease) const {
   return slots_[lease.slot].word.Load().generation == lease.generation;
 }
 
-void ExpertCache::ReadDone(int slot, bool succeeded) {
-  if (slots_[slot].word.ReadDone(succeeded).state == SlotState::kEmpty) Forget(slot);
+SlotFields ExpertCache::ReadDone(int slot, bool succeeded) {
+  const SlotFields after = slots_[slot].word.ReadDone(succeeded);
+  if (after.state == SlotState::kEmpty) Forget(slot);
+  return after;
 }
 
 void ExpertCache::Drop(const Lease& lease) {

@@ -38,9 +38,18 @@ class ExpertCache {
   std::optional<Lease> Join(int layer, int expert);
   // A slot for an expert that is not: empty, or its coldest one evicted, or a scratch slot.
   std::optional<Lease> BeginLoad(int layer, int expert, uint32_t reads);
+  // The same for an expert that nobody waits for: without a lease, only an empty slot of the layer
+  // or one of at least two that could be evicted, so that a demand always finds the other.
+  std::optional<int> BeginPrefetch(int layer, int expert, uint32_t reads);
+  // Gives up a load that nobody holds; its reads still end with ReadDone. False if somebody does.
+  bool Cancel(int slot);
+  bool Holds(int layer, int expert) const { return layers_[layer].slot_of[expert] >= 0; }
+  SlotFields fields(int slot) const { return slots_[slot].word.Load(); }
+  // The share of a layer.
+  int slots(int layer) const { return layers_[layer].slots; }
   // False if the slot has since been loaded anew.
   bool Valid(const Lease& lease) const;
-  void ReadDone(int slot, bool succeeded);
+  SlotFields ReadDone(int slot, bool succeeded);
   void Drop(const Lease& lease);
 
   // Leases and reads that nobody has ended: 0 when no call runs.
@@ -62,7 +71,9 @@ class ExpertCache {
     int64_t step = 0;
   };
   bool scratch(int slot) const { return slot >= first_scratch_; }
-  std::optional<int> FreeSlot(Layer* layer);
+  std::optional<int> FreeSlot(Layer* layer, size_t victims_needed);
+  std::optional<int> FreeScratch() const;
+  std::optional<uint32_t> Begin(int slot, int layer, int expert, uint32_t reads);
   void Forget(int slot);
 
   std::vector<Layer> layers_;

@@ -6,7 +6,7 @@
 namespace stoker::offload {
 namespace {
 
-int Tiles(int rows) { return (rows + kTileRows - 1) / kTileRows; }
+int Tiles(int rows, int tile_rows) { return (rows + tile_rows - 1) / tile_rows; }
 
 }  // namespace
 
@@ -21,8 +21,8 @@ SlotLayout::SlotLayout(const ExpertExtents& any_expert) {
 LoadPlan MakeLoadPlan(const ExpertShape& shape, const ExpertExtents& extents,
                       const SlotLayout& layout, uint64_t chunk_bytes) {
   LoadPlan plan;
-  plan.tiles.fc1_tiles = Tiles(shape.intermediate);
-  plan.tiles.fc2_tiles = Tiles(shape.hidden);
+  plan.tiles.fc1_tiles = Tiles(shape.intermediate, kFc1TileRows);
+  plan.tiles.fc2_tiles = Tiles(shape.hidden, kFc2TileRows);
   const auto add = [&](int part, uint64_t begin, uint64_t end, int first_tile, int last_tile) {
     const Extent& extent = extents.parts[part];
     plan.reads.push_back({part, extent.file, extent.offset + begin, end - begin,
@@ -39,12 +39,13 @@ LoadPlan MakeLoadPlan(const ExpertShape& shape, const ExpertExtents& extents,
   for (const int part : {kGate, kUp, kDown}) {
     const Extent& extent = extents.parts[part];
     const uint64_t row = (part == kDown ? shape.intermediate : shape.hidden) / 2;
+    const int tile_rows = part == kDown ? kFc2TileRows : kFc1TileRows;
     uint64_t begin = 0;
     while (begin < extent.bytes) {
       const uint64_t cut = (extent.offset + begin) / chunk_bytes * chunk_bytes + chunk_bytes;
       const uint64_t end = std::min(extent.bytes, cut - extent.offset);
-      add(part, begin, end, static_cast<int>(begin / row) / kTileRows,
-          static_cast<int>((end - 1) / row) / kTileRows);
+      add(part, begin, end, static_cast<int>(begin / row) / tile_rows,
+          static_cast<int>((end - 1) / row) / tile_rows);
       begin = end;
     }
   }

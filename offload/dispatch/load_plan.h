@@ -17,7 +17,9 @@
 namespace stoker::offload {
 
 inline constexpr uint64_t kPage = 4096;
-inline constexpr int kTileRows = 64;
+// Rows of a tile: about 100 KiB of weights for common shapes, so that handing one out costs little.
+inline constexpr int kFc1TileRows = 64;
+inline constexpr int kFc2TileRows = 256;
 
 struct SlotLayout {
   explicit SlotLayout(const ExpertExtents& any_expert);

@@ -61,6 +61,7 @@ class Checkpoint {
   const ExpertExtents& extents(int layer_index, int expert) const {
     return extents_[static_cast<size_t>(layer_index) * experts_ + expert];
   }
+  int files() const { return static_cast<int>(files_.size()); }
   const File& file(int index) const { return *files_[index].file; }
   // FailedPrecondition if a file was replaced or changed since Open.
   absl::Status CheckFile(int index) const;

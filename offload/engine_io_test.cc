@@ -1,0 +1,221 @@
+// The engine's reads: direct I/O, io_uring, prefetches, prewarming, the timeline, and what it costs
+// to wait.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+
+#include "offload/engine.h"
+#include "offload/engine_test_support.h"
+#include "offload/trace/generator.h"
+
+namespace stoker::offload {
+namespace {
+
+using EngineIoTest = EngineTest;
+
+// With files that have descriptors: the fault files have none.
+std::unique_ptr<Engine> OnRealFiles(const std::string& directory, const ExpertKernel& kernel,
+                                    EngineOptions options, int slots) {
+  auto checkpoint = Checkpoint::Open(directory);
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  options.cache_bytes = slots * SlotLayout((*checkpoint)->extents(0, 0)).slot_bytes;
+  options.chunk_bytes = 8192;
+  auto engine = Engine::Create(std::move(*checkpoint), kernel, options);
+  EXPECT_TRUE(engine.ok()) << engine.status();
+  return std::move(*engine);
+}
+
+bool WaitUntil(const std::function<bool()>& condition) {
+  for (int ms = 0; ms < 20000; ++ms) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
+double CpuSeconds() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + t.tv_usec * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+TEST_F(EngineIoTest, TheSameBitsThroughThePageCachePastItAndForEveryChunkSize) {
+  const std::string expected = Outputs(Make(8).get());
+  for (const IoMode io : {IoMode::kBuffered, IoMode::kDirect}) {
+    for (const int depth : {1, 16}) {
+      EngineOptions options;
+      options.io = io;
+      options.queue_depth = depth;
+      const auto engine = OnRealFiles(directory_, kernel_, options, 6);
+      EXPECT_TRUE(Outputs(engine.get()) == expected) << engine->lane_kind() << " " << depth;
+      EXPECT_GT(engine->stats().evictions, 0);
+    }
+  }
+}
+
+TEST_F(EngineIoTest, APrefetchMakesAHitAndTheSameBits) {
+  Tokens expected(1, 4, 256, kExperts, 7);
+  ASSERT_TRUE(expected.Run(Make(20).get(), 0).ok());
+  auto engine = Make(2 * kExperts + 2);
+  Tokens batch(1, 4, 256, kExperts, 7);
+  const std::vector<int> experts(batch.ids.begin(), batch.ids.end());
+  engine->Prefetch(0, experts);
+  ASSERT_TRUE(WaitUntil([&] { return engine->outstanding() == 0; }));
+  ASSERT_TRUE(batch.Run(engine.get(), 0).ok());
+  EXPECT_EQ(engine->stats().misses, 0);
+  EXPECT_GT(engine->stats().prefetches, 0);
+  EXPECT_EQ(batch.out, expected.out);
+  engine->Prefetch(7, experts);
+  engine->Prefetch(0, {-1, kExperts});
+  EXPECT_EQ(engine->outstanding(), 0u) << "what does not exist is not fetched";
+}
+
+TEST_F(EngineIoTest, ACallJoinsAPrefetchThatIsOnItsWay) {
+  Tokens expected(1, 4, 256, kExperts, 7);
+  ASSERT_TRUE(expected.Run(Make(20).get(), 0).ok());
+  auto engine = Make(2 * kExperts + 2);
+  Tokens batch(1, 4, 256, kExperts, 7);
+  faults_.hold = true;
+  const std::vector<int> experts(batch.ids.begin(), batch.ids.end());
+  engine->Prefetch(0, experts);
+  std::thread releaser([&] {
+    WaitUntil([&] { return engine->stats().hits > 0; });
+    faults_.hold = false;
+  });
+  const absl::Status status = batch.Run(engine.get(), 0);
+  releaser.join();
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(engine->stats().misses, 0);
+  EXPECT_EQ(batch.out, expected.out);
+}
+
+TEST_F(EngineIoTest, APrefetchIsCancelledAndItsExpertLoadedLater) {
+  EngineOptions options;
+  options.io_threads = 1;
+  auto engine = Make(2 * kExperts + 2, options);
+  faults_.hold = true;
+  engine->Prefetch(0, {1, 2, 3});
+  ASSERT_TRUE(WaitUntil([&] { return faults_.reading > 0; }));
+  engine->CancelPrefetches();
+  EXPECT_EQ(engine->outstanding(), 1u) << "the read that runs";
+  faults_.hold = false;
+  ASSERT_TRUE(WaitUntil([&] { return engine->outstanding() == 0; }));
+  EXPECT_EQ(Outputs(engine.get()), Outputs(Make(8).get()));
+}
+
+TEST_F(EngineIoTest, AFailedPrefetchLeavesTheExpertAbsentAndTheNextCallLoadsIt) {
+  auto engine = Make(2 * kExperts + 2);
+  faults_.every_read_fails = true;
+  engine->Prefetch(0, {1, 2});
+  ASSERT_TRUE(WaitUntil([&] { return engine->outstanding() == 0; }));
+  EXPECT_GT(engine->stats().failed_prefetches, 0);
+  faults_.every_read_fails = false;
+  EXPECT_EQ(Outputs(engine.get()), Outputs(Make(8).get()));
+}
+
+TEST_F(EngineIoTest, PrewarmingFillsTheSharesAndTheFirstCallsHit) {
+  const Trace trace = GenerateTrace({.layers = 2, .experts = kExperts, .top_k = 4, .tokens = 50});
+  auto engine = Make(2 * kExperts + 2);
+  ASSERT_TRUE(engine->Prewarm(trace).ok());
+  EXPECT_EQ(engine->outstanding(), 0u);
+  Tokens batch(1, 1, 256, kExperts, 7);
+  batch.ids[0] = trace.groups[0].routes[0].expert;
+  ASSERT_TRUE(batch.Run(engine.get(), 0).ok());
+  EXPECT_EQ(engine->stats().hits, 1);
+  EXPECT_EQ(engine->stats().misses, 0);
+  // A share that is too small keeps what it can.
+  ASSERT_TRUE(Make(4)->Prewarm(trace).ok());
+}
+
+TEST_F(EngineIoTest, ADemandIsReadBeforeAPrefetch) {
+  EngineOptions options;
+  options.io_threads = 1;
+  auto engine = Make(2 * kExperts + 2, options);
+  faults_.latency_us = 1000;
+  engine->Prefetch(1, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
+  Tokens batch(1, 1, 256, kExperts, 7);
+  ASSERT_TRUE(batch.Run(engine.get(), 0).ok());
+  EXPECT_GT(engine->outstanding(), 0u) << "the prefetches are not done when the call is";
+  faults_.latency_us = 0;
+}
+
+TEST_F(EngineIoTest, TheTimelineHasReadsAndTilesAndIsJson) {
+  Timeline timeline;
+  EngineOptions options;
+  options.timeline = &timeline;
+  {
+    auto engine = Make(8, options);
+    Tokens batch(1, 2, 256, kExperts, 7);
+    ASSERT_TRUE(batch.Run(engine.get(), 0).ok());
+  }
+  const std::string path = directory_ + "/timeline.json";
+  ASSERT_TRUE(timeline.Write(path).ok());
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  const auto json = nlohmann::json::parse(text.str());
+  int tiles = 0;
+  int reads = 0;
+  for (const auto& event : json["traceEvents"]) {
+    const std::string name = event["name"];
+    tiles += name.find(" FC") != std::string::npos;
+    reads += name.find("weights") != std::string::npos;
+    EXPECT_TRUE(event["ph"] != "X" || event["dur"].get<double>() >= 0);
+  }
+  EXPECT_EQ(tiles, 2 * (2 + 1)) << "two of FC1 and one of FC2 an expert";
+  EXPECT_GE(reads, 2 * 3);
+}
+
+TEST_F(EngineIoTest, AnIdleEngineUsesNoCpu) {
+  auto engine = Make(8);
+  Tokens batch(1, 2, 256, kExperts, 7);
+  ASSERT_TRUE(batch.Run(engine.get(), 0).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+  const double before = CpuSeconds();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  EXPECT_LT(CpuSeconds() - before, 0.01);
+}
+
+TEST_F(EngineIoTest, TwoEnginesInOneProcessDoNotMeet) {
+  const std::string expected = Outputs(Make(8).get());
+  auto one = Make(8);
+  auto two = Make(6);
+  std::string of_one;
+  std::string of_two;
+  std::thread thread([&] { of_one = Outputs(one.get()); });
+  of_two = Outputs(two.get());
+  thread.join();
+  EXPECT_TRUE(of_one == expected && of_two == expected);
+}
+
+TEST_F(EngineIoTest, MemoryStaysTheSameOverManyEvictions) {
+  auto engine = Make(5);
+  const auto resident = [] {
+    std::ifstream statm("/proc/self/statm");
+    int64_t size = 0;
+    int64_t pages = 0;
+    statm >> size >> pages;
+    return pages * 4096;
+  };
+  Tokens batch(1, 4, 256, kExperts, 7);
+  std::mt19937_64 random(3);
+  int64_t settled = 0;
+  for (int call = 0; engine->stats().evictions < 100'000; ++call) {
+    for (int32_t& id : batch.ids) id = static_cast<int32_t>(random() % kExperts);
+    ASSERT_TRUE(batch.Run(engine.get(), call % 2).ok());
+    if (engine->stats().evictions > 10'000 && settled == 0) settled = resident();
+  }
+  EXPECT_LT(resident() - settled, 4 << 20);
+}
+
+}  // namespace
+}  // namespace stoker::offload

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "offload/engine.h"
-#include "offload/engine_test_support.h"
+#include "offload/engine_fixture_test.h"
 #include "offload/trace/generator.h"
 
 namespace stoker::offload {

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "offload/cpu_expert_kernel.h"
-#include "offload/engine_test_support.h"
+#include "offload/engine_fixture_test.h"
 
 namespace stoker::offload {
 namespace {

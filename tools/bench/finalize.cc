@@ -13,7 +13,6 @@
 #include "base/cuda_status.h"
 #include "base/status.h"
 #include "moe/oracle.h"
-#include "testing/comparers.h"
 #include "testing/inputs.h"
 #include "tools/bench/cell_process.h"
 #include "tools/bench/finalize_rows.h"
@@ -84,14 +83,6 @@ absl::StatusOr<moe::NormResult> RunOnce(testing::StreamWorld& world, CellData& d
   return first;
 }
 
-RowErrors ErrorsOf(const Cell& cell, const CellData& data, const moe::NormResult& result) {
-  const comm::WireType type = cell.shape.wire_type;
-  const auto residual = testing::Errors(type, data.exact.residual_out, result.residual_out);
-  const auto norm = testing::Errors(type, data.exact.norm_out, result.norm_out);
-  return {residual.mean, residual.max, norm.mean, norm.max,
-          testing::RoundingFloor(type, data.exact.residual_out).mean};
-}
-
 // Runs a contender once, checks it, captures it, and replays it until it is warm.
 absl::StatusOr<Entry> Trial(const FinalizeBenchOptions& options, testing::StreamWorld& world,
                             CellData& data, const Cell& cell, const Contender& contender) {
@@ -107,7 +98,7 @@ absl::StatusOr<Entry> Trial(const FinalizeBenchOptions& options, testing::Stream
   for (int i = 0; i < kTrialReplays; ++i) {
     STOKER_RETURN_IF_ERROR(timer.Replay(kReplayTimeout).status());
   }
-  return Entry{contender, ErrorsOf(cell, data, result), std::move(timer), {}};
+  return Entry{contender, ErrorsOf(cell, data.exact, result), std::move(timer), {}};
 }
 
 // What the ranks report once the group's own deadline has passed.
@@ -166,8 +157,8 @@ absl::Status RunCell(const FinalizeBenchOptions& options, const std::vector<Peer
   group.timeout = group.startup_timeout = kGroupTimeout;
   STOKER_ASSIGN_OR_RETURN(auto world, testing::StreamWorld::Create(cell.world, group));
   STOKER_ASSIGN_OR_RETURN(CellData data, MakeData(options, cell));
-  STOKER_ASSIGN_OR_RETURN(RowWriter rows,
-                          RowWriter::Open(options.out, options.run, options.commit));
+  STOKER_ASSIGN_OR_RETURN(const RowContext context, GpuContext(options));
+  STOKER_ASSIGN_OR_RETURN(RowWriter rows, RowWriter::Open(options.out, context));
   const auto judge = [&](const Contender& contender, const absl::Status& status) {
     if (status.ok()) return status;
     if (contender.own) {

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "base/cuda_status.h"
 #include "base/status.h"
+#include "testing/comparers.h"
 
 namespace stoker::bench {
 namespace {
@@ -27,30 +28,27 @@ absl::StatusOr<std::string> DriverVersion() {
   return absl::StrCat("CUDA ", cuda / 1000, ".", cuda % 1000 / 10);
 }
 
-json CellFields(const Cell& cell, const FinalizeBenchOptions& options, const Contender& contender) {
-  return json{{"op", "finalize"},
-              {"kernel", contender.name},
-              {"world", cell.world},
-              {"placement", "streams"},
-              {"hidden", cell.shape.hidden},
-              {"tokens", cell.shape.tokens},
-              {"top_k", options.top_k},
-              {"dtype", cell.shape.wire_type == comm::WireType::kBf16 ? "bf16" : "fp16"},
-              {"programmatic", options.contenders.programmatic},
-              {"launch", contender.launch_shape}};
-}
-
 }  // namespace
 
-absl::StatusOr<RowWriter> RowWriter::Open(const std::string& path, const std::string& run,
-                                          const std::string& commit) {
-  RowWriter rows;
-  rows.run_ = run;
-  rows.commit_ = commit;
+RowErrors ErrorsOf(const Cell& cell, const moe::OracleResult& exact,
+                   const moe::NormResult& result) {
+  const comm::WireType type = cell.shape.wire_type;
+  const auto residual = testing::Errors(type, exact.residual_out, result.residual_out);
+  const auto norm = testing::Errors(type, exact.norm_out, result.norm_out);
+  return {residual.mean, residual.max, norm.mean, norm.max,
+          testing::RoundingFloor(type, exact.residual_out).mean};
+}
+
+absl::StatusOr<RowContext> GpuContext(const FinalizeBenchOptions& options) {
   cudaDeviceProp properties;
   STOKER_CUDA(cudaGetDeviceProperties(&properties, 0));
-  rows.gpu_ = properties.name;
-  STOKER_ASSIGN_OR_RETURN(rows.driver_, DriverVersion());
+  STOKER_ASSIGN_OR_RETURN(const std::string driver, DriverVersion());
+  return RowContext{"streams", properties.name, driver, options.run, options.commit};
+}
+
+absl::StatusOr<RowWriter> RowWriter::Open(const std::string& path, const RowContext& context) {
+  RowWriter rows;
+  rows.context_ = context;
   rows.date_ = absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone());
   if (!path.empty()) {
     rows.out_.open(path, std::ios::app);
@@ -59,9 +57,28 @@ absl::StatusOr<RowWriter> RowWriter::Open(const std::string& path, const std::st
   return rows;
 }
 
+nlohmann::json RowWriter::Fields(const Cell& cell, const FinalizeBenchOptions& options,
+                                 const Contender& contender) const {
+  return json{{"op", "finalize"},
+              {"kernel", contender.name},
+              {"world", cell.world},
+              {"placement", context_.placement},
+              {"hidden", cell.shape.hidden},
+              {"tokens", cell.shape.tokens},
+              {"top_k", options.top_k},
+              {"dtype", cell.shape.wire_type == comm::WireType::kBf16 ? "bf16" : "fp16"},
+              {"programmatic", options.contenders.programmatic},
+              {"launch", contender.launch_shape},
+              {"run", context_.run},
+              {"commit", context_.commit},
+              {"gpu", context_.gpu},
+              {"driver", context_.driver},
+              {"date", date_}};
+}
+
 void RowWriter::Write(const Cell& cell, const FinalizeBenchOptions& options,
                       const Contender& contender, const Timing& timing, const RowErrors& errors) {
-  json line = CellFields(cell, options, contender);
+  json line = Fields(cell, options, contender);
   line["us_min"] = timing.min_us;
   line["us_median"] = timing.median_us;
   line["us_p90"] = timing.p90_us;
@@ -70,8 +87,6 @@ void RowWriter::Write(const Cell& cell, const FinalizeBenchOptions& options,
   line["err_norm_mean"] = errors.norm_mean;
   line["err_norm_max"] = errors.norm_max;
   line["err_floor"] = errors.floor;
-  line.update(json{
-      {"run", run_}, {"commit", commit_}, {"gpu", gpu_}, {"driver", driver_}, {"date", date_}});
   if (out_.is_open()) out_ << line.dump() << std::endl;
   absl::PrintF(
       "%-34s world %d  hidden %5d  tokens %4d  %8.2f us (min %.2f, p90 %.2f)  err %.2e (floor "
@@ -84,10 +99,8 @@ void RowWriter::Write(const Cell& cell, const FinalizeBenchOptions& options,
 
 void RowWriter::WriteFailure(const Cell& cell, const FinalizeBenchOptions& options,
                              const Contender& contender, const absl::Status& status) {
-  json line = CellFields(cell, options, contender);
+  json line = Fields(cell, options, contender);
   line["error"] = status.ToString();
-  line.update(json{
-      {"run", run_}, {"commit", commit_}, {"gpu", gpu_}, {"driver", driver_}, {"date", date_}});
   if (out_.is_open()) out_ << line.dump() << std::endl;
 }
 

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "moe/arguments.h"
+#include "moe/oracle.h"
+#include "moe/reference.h"
 #include "tools/bench/finalize.h"
 #include "tools/bench/measure.h"
 
@@ -21,12 +24,24 @@ struct RowErrors {
   double residual_mean, residual_max, norm_mean, norm_max, floor;
 };
 
+RowErrors ErrorsOf(const Cell& cell, const moe::OracleResult& exact, const moe::NormResult& result);
+
+// Where and of what a run's rows speak.
+struct RowContext {
+  std::string placement;  // streams or cpu
+  std::string gpu;        // its name, or none
+  std::string driver;
+  std::string run;
+  std::string commit;
+};
+
+// Of device 0; Unavailable without a GPU.
+absl::StatusOr<RowContext> GpuContext(const FinalizeBenchOptions& options);
+
 class RowWriter {
  public:
-  // `path` may be empty: then rows are only printed. Rows name the run, the commit, the GPU of
-  // device 0, its driver and today's date.
-  static absl::StatusOr<RowWriter> Open(const std::string& path, const std::string& run,
-                                        const std::string& commit);
+  // `path` may be empty: then rows are only printed. Rows carry the context and today's date.
+  static absl::StatusOr<RowWriter> Open(const std::string& path, const RowContext& context);
   void Write(const Cell& cell, const FinalizeBenchOptions& options, const Contender& contender,
              const Timing& timing, const RowErrors& errors);
   void WriteFailure(const Cell& cell, const FinalizeBenchOptions& options,
@@ -34,7 +49,11 @@ class RowWriter {
 
  private:
   RowWriter() = default;
-  std::string run_, commit_, gpu_, driver_, date_;
+  nlohmann::json Fields(const Cell& cell, const FinalizeBenchOptions& options,
+                        const Contender& contender) const;
+
+  RowContext context_;
+  std::string date_;
   std::ofstream out_;
 };
 

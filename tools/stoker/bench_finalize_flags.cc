@@ -10,6 +10,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "testing/stream_world.h"
+#include "tools/bench/finalize_cpu.h"
 
 ABSL_FLAG(std::vector<std::string>, world, {"4"}, "ranks; a list");
 ABSL_FLAG(std::vector<std::string>, hidden, {"7168"}, "hidden sizes; a list");
@@ -68,6 +70,10 @@ absl::Status Run(const std::vector<bench::Peer>& peers) {
     if (parts.size() != 4) return absl::InvalidArgumentError(absl::StrCat("--shapes=", text));
     options.contenders.shapes.push_back(
         {.cluster = parts[1], .threads = parts[2], .vectors = parts[3], .clusters = parts[0]});
+  }
+  if (!testing::HasGpu()) {
+    absl::PrintF("no GPU: CPU ranks, threads of this process; no peers\n");
+    return bench::BenchFinalizeOnCpu(options);
   }
   return bench::BenchFinalize(options, peers);
 }

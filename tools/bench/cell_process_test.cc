@@ -1,0 +1,72 @@
+#include "tools/bench/cell_process.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <csignal>
+
+namespace stoker::bench {
+namespace {
+
+// Counts runs of a cell, which happen in processes of their own.
+class CellProcess : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    void* page =
+        mmap(nullptr, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(page, MAP_FAILED);
+    runs_ = static_cast<volatile int*>(page);
+    *runs_ = 0;
+  }
+  void TearDown() override { munmap(const_cast<int*>(runs_), sizeof(int)); }
+  volatile int* runs_ = nullptr;
+};
+
+TEST_F(CellProcess, RunsAgainWithoutTheContendersThatHung) {
+  const absl::Status status = RunInChild("the cell", [this](CellRun& run) {
+    ++*runs_;
+    for (const char* peer : {"first", "second"}) {
+      if (run.Failed(peer)) continue;
+      run.ReportFailure(peer, absl::DeadlineExceededError("hangs"));
+      run.StartAgain();
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(*runs_, 3);
+}
+
+TEST_F(CellProcess, AFailedPeerThatDoesNotHangCostsNoRun) {
+  const absl::Status status = RunInChild("the cell", [this](CellRun& run) {
+    ++*runs_;
+    run.ReportFailure("peer", absl::DataLossError("other bits"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(*runs_, 1);
+}
+
+TEST_F(CellProcess, AnErrorAndADeadChildAreErrorsThatNameTheCell) {
+  const absl::Status error =
+      RunInChild("cell 7", [](CellRun&) { return absl::InternalError("wrong bits"); });
+  EXPECT_EQ(error.code(), absl::StatusCode::kInternal);
+  EXPECT_NE(error.message().find("cell 7"), std::string::npos) << error;
+  const absl::Status dead = RunInChild("cell 8", [](CellRun&) -> absl::Status {
+    raise(SIGKILL);
+    return absl::OkStatus();
+  });
+  EXPECT_NE(dead.message().find("cell 8 died"), std::string::npos) << dead;
+}
+
+TEST_F(CellProcess, StartingAgainWithoutANewFailureEnds) {
+  const absl::Status status = RunInChild("the cell", [this](CellRun& run) -> absl::Status {
+    ++*runs_;
+    run.StartAgain();
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+  EXPECT_EQ(*runs_, 1);
+}
+
+}  // namespace
+}  // namespace stoker::bench

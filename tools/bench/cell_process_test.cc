@@ -4,7 +4,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
+#include <new>
 
 namespace stoker::bench {
 namespace {
@@ -14,13 +16,12 @@ class CellProcess : public ::testing::Test {
  protected:
   void SetUp() override {
     void* page =
-        mmap(nullptr, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        mmap(nullptr, sizeof(*runs_), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(page, MAP_FAILED);
-    runs_ = static_cast<volatile int*>(page);
-    *runs_ = 0;
+    runs_ = new (page) std::atomic<int>(0);
   }
-  void TearDown() override { munmap(const_cast<int*>(runs_), sizeof(int)); }
-  volatile int* runs_ = nullptr;
+  void TearDown() override { munmap(runs_, sizeof(*runs_)); }
+  std::atomic<int>* runs_ = nullptr;
 };
 
 TEST_F(CellProcess, RunsAgainWithoutTheContendersThatHung) {
@@ -34,7 +35,7 @@ TEST_F(CellProcess, RunsAgainWithoutTheContendersThatHung) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
-  EXPECT_EQ(*runs_, 3);
+  EXPECT_EQ(runs_->load(), 3);
 }
 
 TEST_F(CellProcess, AFailedPeerThatDoesNotHangCostsNoRun) {
@@ -44,7 +45,7 @@ TEST_F(CellProcess, AFailedPeerThatDoesNotHangCostsNoRun) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
-  EXPECT_EQ(*runs_, 1);
+  EXPECT_EQ(runs_->load(), 1);
 }
 
 TEST_F(CellProcess, AnErrorAndADeadChildAreErrorsThatNameTheCell) {
@@ -65,7 +66,7 @@ TEST_F(CellProcess, StartingAgainWithoutANewFailureEnds) {
     run.StartAgain();
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
-  EXPECT_EQ(*runs_, 1);
+  EXPECT_EQ(runs_->load(), 1);
 }
 
 }  // namespace

@@ -16,8 +16,10 @@ expect 2 "bench finalize" "$stoker"
 expect 2 "bench finalize" "$stoker" bench nothing
 expect 1 "whole numbers from 1 to 8" "$stoker" bench finalize --world=9
 expect 1 "bf16 or fp16" "$stoker" bench finalize --dtype=fp8
-expect 0 "stoker again .* err [0-9.e-]* (floor" "$stoker" bench finalize --world=2 --hidden=64 --tokens=1,3 --out="$TEST_TMPDIR/rows"
-[ "$(grep -c '"err_residual_mean":[0-9.e-]*,' "$TEST_TMPDIR/rows")" = 4 ] || fail "not four rows: $(cat "$TEST_TMPDIR/rows")"
+rows=$TEST_TMPDIR/rows
+expect 0 "stoker again .* err [0-9.e-]* (floor" \
+  "$stoker" bench finalize --world=2 --hidden=64 --tokens=1,3 --out="$rows"
+[ "$(grep -c '"err_residual_mean":[0-9.e-]*,' "$rows")" = 4 ] || fail "not four rows: $(cat "$rows")"
 expect 2 "cannot read" "$stoker" bench compare /nonexistent /nonexistent
 cd "$TEST_TMPDIR"
 { row stoker 5.0; row "stoker again" 5.02; } > old

@@ -1,40 +1,23 @@
 #include "testing/gpu_lock.h"
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <optional>
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
 
 namespace stoker::testing {
-namespace {
-
-class LockEnvironment : public ::testing::Environment {
- public:
-  void SetUp() override {
-    auto lock = GpuLock::Acquire(absl::Minutes(10));
-    ASSERT_TRUE(lock.ok()) << lock.status();
-    lock_ = std::move(*lock);
-  }
-  void TearDown() override { lock_.reset(); }
-
- private:
-  std::optional<GpuLock> lock_;
-};
-
-}  // namespace
-
 absl::StatusOr<GpuLock> GpuLock::Acquire(absl::Duration timeout) {
+  if (access("/dev/nvidiactl", F_OK) != 0) return GpuLock();
+  return AcquireFile(absl::StrCat("/tmp/stoker-gpu-", geteuid(), ".lock"), timeout);
+}
+
+absl::StatusOr<GpuLock> GpuLock::AcquireFile(const std::string& path, absl::Duration timeout) {
   GpuLock lock;
-  if (access("/dev/nvidiactl", F_OK) != 0) return lock;
-  const std::string path = absl::StrCat("/tmp/stoker-gpu-", geteuid(), ".lock");
   lock.file_ = UniqueFd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (lock.file_.get() < 0) return ErrnoStatus(errno, absl::StrCat("opening ", path));
   const absl::Time deadline = absl::Now() + timeout;
@@ -49,7 +32,5 @@ absl::StatusOr<GpuLock> GpuLock::Acquire(absl::Duration timeout) {
   }
   return lock;
 }
-
-void LockGpuForThisProgram() { ::testing::AddGlobalTestEnvironment(new LockEnvironment); }
 
 }  // namespace stoker::testing

@@ -5,6 +5,8 @@
 // that ends. Nothing is locked where there is no NVIDIA device.
 #pragma once
 
+#include <string>
+
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
@@ -15,13 +17,11 @@ class GpuLock {
  public:
   // kDeadlineExceeded names the lock file if another test holds it for longer than `timeout`.
   static absl::StatusOr<GpuLock> Acquire(absl::Duration timeout);
+  // The same with a lock file of the caller's, whatever the machine has.
+  static absl::StatusOr<GpuLock> AcquireFile(const std::string& path, absl::Duration timeout);
 
  private:
   UniqueFd file_;
 };
-
-// Holds the lock while the program's tests run; one that cannot be had fails them. Called before
-// RUN_ALL_TESTS, by testing/gpu_main.cc.
-void LockGpuForThisProgram();
 
 }  // namespace stoker::testing

@@ -1,10 +1,33 @@
-// The main function of GPU tests.
+// The main function of GPU tests: holds the lock while they run; one that cannot be had fails them.
 #include <gtest/gtest.h>
+
+#include <optional>
+#include <utility>
 
 #include "testing/gpu_lock.h"
 
+namespace stoker::testing {
+namespace {
+
+class LockEnvironment : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    auto lock = GpuLock::Acquire(absl::Minutes(10));
+    ASSERT_TRUE(lock.ok()) << lock.status();
+    lock_ = std::move(*lock);
+  }
+  void TearDown() override { lock_.reset(); }
+
+ private:
+  std::optional<GpuLock> lock_;
+};
+
+}  // namespace
+
+}  // namespace stoker::testing
+
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
-  stoker::testing::LockGpuForThisProgram();
+  ::testing::AddGlobalTestEnvironment(new stoker::testing::LockEnvironment);
   return RUN_ALL_TESTS();
 }

@@ -1,6 +1,7 @@
 """The ops on one GPU: eager, captured in a CUDA graph and replayed with changed inputs, compiled; one rank in this
 process, and two ranks in processes that share the GPU."""
 
+import fcntl
 import os
 import tempfile
 
@@ -13,6 +14,14 @@ import reference
 import stoker
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+@pytest.fixture(scope="module", autouse=True)
+def gpu_lock():
+    """One GPU test at a time on a machine: the lock file of testing/gpu_lock.h."""
+    with open(f"/tmp/stoker-gpu-{os.geteuid()}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
 
 TENSORS = ("rows", "indices", "weights", "gamma", "shared", "residual")
 

@@ -57,9 +57,10 @@ std::string Header(const std::vector<Matrix>& matrices) {
 
 void WriteMatrix(const Matrix& m, std::mt19937_64* random, std::ofstream* out) {
   std::vector<char> bytes(static_cast<size_t>(m.rows) * m.columns * (m.scale ? 2 : 4));
-  for (size_t i = 0; i + 2 <= bytes.size(); i += 2) {
+  uint64_t word = 0;
+  for (size_t i = 0; i + 2 <= bytes.size(); i += 2, word >>= 16) {
+    if (i % 8 == 0) word = (*random)();
     // A scale is a bfloat16 in [2^-8, 2^-7).
-    const uint64_t word = (*random)();
     const uint16_t value = m.scale ? 0x3b80 | (word & 0x7f) : word & 0xffff;
     bytes[i] = static_cast<char>(value & 0xff);
     bytes[i + 1] = static_cast<char>(value >> 8);

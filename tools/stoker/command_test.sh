@@ -34,3 +34,14 @@ expect 1 "slower" "$stoker" bench compare old slow
 expect 0 "unclear" "$stoker" bench compare old alone
 expect 2 "not a row" "$stoker" bench compare old rubbish
 expect 2 "No health page of this user with process 1" "$stoker" health --pid=1
+expect 2 "offload bench" "$stoker" offload
+expect 1 "nosuch: dynamic, index" "$stoker" offload bench --layers=1 --schedulers=nosuch
+expect 1 "config.json" "$stoker" offload bench --checkpoint=/nonexistent
+expect 0 "SHA-256 of all outputs, the same in all 6 runs" \
+  "$stoker" offload bench --layers=1 --steps=3 --pairs=2 --schedulers=dynamic,index --json=offload --perfetto=timeline
+[ "$(grep -c '"time_against_first_percent":\[' offload)" = 2 ] || fail "not two compared rows: $(cat offload)"
+grep -q '"name":"layer 0 expert [0-9]* FC1 tile 0"' timeline || fail "no tile in the timeline"
+expect 1 "not enough-to-read" "$stoker" offload replay /nonexistent/not\ enough-to-read
+{ echo "# n_layer=1 n_expert=8"; for step in 1 2 3 4; do echo "0,1,$step,0,0,$((step % 2)),1"; done; } > trace
+expect 0 "Recommended" "$stoker" offload replay trace
+expect 0 "^2 .* 50.0 " "$stoker" offload replay trace

@@ -10,6 +10,7 @@
 #include "tools/stoker/bench_compare.h"
 #include "tools/stoker/bench_finalize_flags.h"
 #include "tools/stoker/health.h"
+#include "tools/stoker/offload_bench.h"
 
 namespace {
 
@@ -21,6 +22,12 @@ constexpr char kUsage[] =
     "streams\n"
     "  bench compare OLD.jsonl NEW.jsonl\n"
     "      cell by cell: faster, slower, same or unclear\n"
+    "  offload bench [--checkpoint=FOLDER] [--trace=FILE] [--cache_bytes=N] "
+    "[--schedulers=dynamic,index] "
+    "[--json=FILE] [--perfetto=FILE]\n"
+    "      tokens/s of the experts alone, hit rate, GB/s, stall and parity on a routing trace\n"
+    "  offload replay TRACE\n"
+    "      hit rates of cache policies on a routing trace, and which to take\n"
     "  health [--pid=N]\n"
     "      the groups of process N (or of all processes of this user): who waits for whom, last "
     "launches\n";
@@ -38,6 +45,12 @@ int main(int argc, char** argv) {
   }
   if (is(1, "bench") && is(2, "compare") && words.size() == 5) {
     return stoker::command::RunBenchCompare(words[3], words[4]);
+  }
+  if (is(1, "offload") && is(2, "bench") && words.size() == 3) {
+    return stoker::command::RunOffloadBench();
+  }
+  if (is(1, "offload") && is(2, "replay") && words.size() == 4) {
+    return stoker::command::RunOffloadReplay(words[3]);
   }
   if (is(1, "health") && words.size() == 2) return stoker::command::RunHealth();
   absl::FPrintF(stderr, "%s", kUsage);

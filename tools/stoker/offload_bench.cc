@@ -1,0 +1,346 @@
+#include "tools/stoker/offload_bench.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "offload/cpu_expert_kernel.h"
+#include "offload/engine.h"
+#include "offload/machine_limits.h"
+#include "offload/trace/generator.h"
+#include "testing/expert_checkpoint.h"
+#include "tools/offload_bench/paired.h"
+#include "tools/offload_bench/run_trace.h"
+#include "tools/offload_bench/throttled_files.h"
+
+ABSL_FLAG(std::string, checkpoint, "", "folder of a checkpoint; random experts of --shape without");
+ABSL_FLAG(std::string, shape, "qwen3-30b-a3b", "qwen3-30b-a3b: 128 experts, H 2048, I 768, k 8");
+ABSL_FLAG(int, layers, 4, "layers of a checkpoint that is made (the model has 48)");
+ABSL_FLAG(std::string, trace, "", "routing trace (CSV), decode records; generated without");
+ABSL_FLAG(int, steps, 33, "tokens of the trace; the first call is not timed");
+ABSL_FLAG(int, tokens_per_call, 1, "consecutive tokens that share a call");
+ABSL_FLAG(uint64_t, cache_bytes, 0, "budget; 0: --cache_slots a layer");
+ABSL_FLAG(int, cache_slots, 16, "slots a layer");
+ABSL_FLAG(bool, prewarm, false, "fill the cache by popularity first");
+ABSL_FLAG(int, threads, 0, "that compute; 0: one a CPU");
+ABSL_FLAG(int, io_threads, 2, "lanes that read");
+ABSL_FLAG(std::string, io, "auto", "auto, buffered or direct");
+ABSL_FLAG(uint64_t, chunk_bytes, 512 << 10, "bytes of a read");
+ABSL_FLAG(double, store_gbps, 0, "throttle the store to so many GB/s; 0: not at all");
+ABSL_FLAG(std::vector<std::string>, schedulers, {"dynamic"},
+          "of dynamic, index, ready-first, load-all; several are compared in pairs");
+ABSL_FLAG(int, pairs, 8, "rounds of a comparison; one run alone without one");
+ABSL_FLAG(std::string, json, "", "file to append a line a condition to");
+ABSL_FLAG(std::string, perfetto, "", "file for a timeline of one more run");
+
+namespace stoker::command {
+namespace {
+
+using offload::Engine;
+using offload::EngineOptions;
+using offload::Scheduler;
+using tools::TraceRun;
+
+constexpr std::pair<const char*, Scheduler> kSchedulers[] = {
+    {"dynamic", Scheduler::kDynamic},
+    {"index", Scheduler::kIndexOrder},
+    {"ready-first", Scheduler::kReadyFirstOnce},
+    {"load-all", Scheduler::kLoadAllThenCompute}};
+
+struct Condition {
+  std::string name;
+  Scheduler scheduler = Scheduler::kDynamic;
+  std::vector<double> seconds_per_token;
+  TraceRun last;
+};
+
+// What all runs share.
+struct Bench {
+  std::string folder;
+  std::string made;  // removed at the end
+  offload::Trace trace;
+  EngineOptions options;
+  std::unique_ptr<tools::ThrottledFiles> throttled;
+  tools::RunOptions run;
+  double io_rate = 0;       // bytes a second of the lanes alone
+  double compute_rate = 0;  // of all-hit calls
+  double io_cpu_rate = 0;   // bytes a CPU second
+  double compute_cpu_rate = 0;
+  std::string hash;
+
+  ~Bench() {
+    std::error_code ignored;
+    if (!made.empty()) std::filesystem::remove_all(made, ignored);
+  }
+};
+
+absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
+
+const offload::ExpertKernel& Kernel() {
+  static const offload::CpuExpertKernel kernel(
+      offload::cpu::PickKernel(offload::cpu::DetectCpuFeatures()));
+  return kernel;
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(const Bench& bench,
+                                                   const EngineOptions& options) {
+  const offload::FileOpener opener =
+      bench.throttled != nullptr ? bench.throttled->Opener() : offload::OpenPosixFile;
+  STOKER_ASSIGN_OR_RETURN(auto checkpoint, offload::Checkpoint::Open(bench.folder, opener));
+  return Engine::Create(std::move(checkpoint), Kernel(), options);
+}
+
+absl::StatusOr<TraceRun> RunOnce(Bench* bench, const EngineOptions& options, bool prewarm) {
+  STOKER_ASSIGN_OR_RETURN(const auto engine, MakeEngine(*bench, options));
+  if (prewarm) STOKER_RETURN_IF_ERROR(engine->Prewarm(bench->trace));
+  STOKER_ASSIGN_OR_RETURN(TraceRun run, tools::RunTrace(*engine, bench->trace, bench->run));
+  if (bench->hash.empty()) bench->hash = run.hash;
+  if (run.hash != bench->hash) {
+    return absl::InternalError(absl::StrCat("outputs differ: SHA-256 ", run.hash, " and ",
+                                            bench->hash, "; this run is no data"));
+  }
+  return run;
+}
+
+absl::Status MakeCheckpoint(Bench* bench) {
+  if (absl::GetFlag(FLAGS_shape) != "qwen3-30b-a3b") {
+    return Invalid(
+        absl::StrCat("--shape=", absl::GetFlag(FLAGS_shape), ": qwen3-30b-a3b is known"));
+  }
+  const int layers = absl::GetFlag(FLAGS_layers);
+  if (layers < 1 || layers > 48) return Invalid("--layers is not in [1, 48]");
+  const uint64_t bytes = uint64_t{128} * 2'654'208 * layers;
+  std::error_code error;
+  const auto temporary = std::filesystem::temp_directory_path(error);
+  const auto space = std::filesystem::space(temporary, error);
+  if (error || space.available < bytes + (1ull << 30)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        temporary.string(), " lacks room for a checkpoint of ", bytes, " bytes; lower --layers"));
+  }
+  std::string name = temporary.string() + "/stoker_bench_XXXXXX";
+  if (mkdtemp(name.data()) == nullptr) return ErrnoStatus(errno, name);
+  bench->folder = bench->made = name;
+  absl::FPrintF(stderr, "Making %d of 48 layers, %.1f GB ...\n", layers, bytes * 1e-9);
+  return testing::WriteExpertCheckpoint(
+      name, {.layers = layers, .experts = 128, .hidden = 2048, .intermediate = 768});
+}
+
+absl::Status ReadFlags(Bench* bench, std::vector<Condition>* conditions) {
+  bench->folder = absl::GetFlag(FLAGS_checkpoint);
+  if (bench->folder.empty()) STOKER_RETURN_IF_ERROR(MakeCheckpoint(bench));
+  STOKER_ASSIGN_OR_RETURN(const auto checkpoint, offload::Checkpoint::Open(bench->folder));
+  const int layers = static_cast<int>(checkpoint->layers().size());
+  if (const std::string path = absl::GetFlag(FLAGS_trace); !path.empty()) {
+    STOKER_ASSIGN_OR_RETURN(const offload::Trace trace, offload::ReadTrace(path));
+    bench->trace = offload::DecodeOnly(trace);
+  } else {
+    bench->trace = offload::GenerateTrace({.layers = layers,
+                                           .experts = checkpoint->experts(),
+                                           .top_k = std::min(8, checkpoint->experts()),
+                                           .tokens = absl::GetFlag(FLAGS_steps)});
+  }
+  bench->run.tokens_max = absl::GetFlag(FLAGS_steps);
+  bench->run.tokens_per_call = absl::GetFlag(FLAGS_tokens_per_call);
+  if (bench->run.tokens_per_call < 1 || bench->run.tokens_per_call > 4096) {
+    return Invalid("--tokens_per_call is not in [1, 4096]");
+  }
+  if (absl::GetFlag(FLAGS_pairs) < 2) return Invalid("--pairs is below 2");
+  EngineOptions& options = bench->options;
+  const uint64_t slot = offload::SlotLayout(checkpoint->extents(0, 0)).slot_bytes;
+  options.cache_bytes = absl::GetFlag(FLAGS_cache_bytes);
+  if (options.cache_bytes == 0) {
+    options.cache_bytes = (static_cast<uint64_t>(layers) * absl::GetFlag(FLAGS_cache_slots) +
+                           offload::ExpertCache::kScratchSlots) *
+                          slot;
+  }
+  options.compute_threads = absl::GetFlag(FLAGS_threads);
+  options.io_threads = absl::GetFlag(FLAGS_io_threads);
+  options.chunk_bytes = absl::GetFlag(FLAGS_chunk_bytes);
+  options.timeout = absl::Minutes(10);
+  const std::string io = absl::GetFlag(FLAGS_io);
+  if (io != "auto" && io != "buffered" && io != "direct") {
+    return Invalid(absl::StrCat("--io=", io, ": auto, buffered and direct are known"));
+  }
+  options.io = io == "direct"     ? offload::IoMode::kDirect
+               : io == "buffered" ? offload::IoMode::kBuffered
+                                  : offload::IoMode::kAuto;
+  if (const double gbps = absl::GetFlag(FLAGS_store_gbps); gbps > 0) {
+    bench->throttled = std::make_unique<tools::ThrottledFiles>(gbps * 1e9);
+  }
+  for (const std::string& name : absl::GetFlag(FLAGS_schedulers)) {
+    const auto* found = std::find_if(std::begin(kSchedulers), std::end(kSchedulers),
+                                     [&](const auto& s) { return name == s.first; });
+    if (found == std::end(kSchedulers)) {
+      return Invalid(absl::StrCat("--schedulers=", name,
+                                  ": dynamic, index, ready-first and load-all are known"));
+    }
+    conditions->push_back({name, found->second, {}, {}});
+  }
+  // What a difference means is known only beside that of a condition with itself.
+  if (conditions->size() > 1) {
+    conditions->push_back({(*conditions)[0].name + " (A/A)", (*conditions)[0].scheduler, {}, {}});
+  }
+  return absl::OkStatus();
+}
+
+// The rates that bound every schedule: the lanes alone, and calls whose experts are all there.
+absl::Status MeasureBounds(Bench* bench) {
+  EngineOptions all = bench->options;
+  STOKER_ASSIGN_OR_RETURN(const auto sizes, offload::Checkpoint::Open(bench->folder));
+  const uint64_t slot = offload::SlotLayout(sizes->extents(0, 0)).slot_bytes;
+  all.cache_bytes = (sizes->layers().size() * sizes->experts() + 2) * slot;
+  if (all.cache_bytes > offload::ReadMachineLimits().memory_bytes / 2) {
+    absl::PrintF("No bounds: all experts would take more than half of the memory.\n");
+    return absl::OkStatus();
+  }
+  STOKER_ASSIGN_OR_RETURN(const auto engine, MakeEngine(*bench, all));
+  const auto cpu = [] { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; };
+  const absl::Duration begin = Clock::Monotonic().Now();
+  const double cpu_begin = cpu();
+  STOKER_RETURN_IF_ERROR(engine->Prewarm(bench->trace));
+  const double seconds = absl::ToDoubleSeconds(Clock::Monotonic().Now() - begin);
+  const double bytes = static_cast<double>(engine->stats().bytes_read);
+  bench->io_rate = bytes / seconds;
+  bench->io_cpu_rate = bytes / std::max(cpu() - cpu_begin, 1e-6);
+  STOKER_RETURN_IF_ERROR(tools::RunTrace(*engine, bench->trace, bench->run).status());
+  STOKER_ASSIGN_OR_RETURN(const TraceRun hits, tools::RunTrace(*engine, bench->trace, bench->run));
+  if (hits.misses > 0) return absl::InternalError("an all-hit run has misses");
+  bench->compute_rate = hits.bytes_computed / hits.seconds;
+  bench->compute_cpu_rate = hits.bytes_computed / hits.cpu_seconds;
+  absl::PrintF(
+      "Bounds: lanes alone %.2f GB/s (%.2f GB a CPU second), all-hit calls %.2f GB/s "
+      "(%.2f GB a CPU second), %.1f tokens/s\n",
+      bench->io_rate * 1e-9, bench->io_cpu_rate * 1e-9, bench->compute_rate * 1e-9,
+      bench->compute_cpu_rate * 1e-9, hits.tokens_per_second());
+  return absl::OkStatus();
+}
+
+void Report(const Bench& bench, const Condition& condition, const Condition& first,
+            const char* lanes, int threads) {
+  const TraceRun& run = condition.last;
+  std::vector<double> sorted = condition.seconds_per_token;
+  std::sort(sorted.begin(), sorted.end());
+  const double median = sorted[sorted.size() / 2];
+  std::string difference = "-";
+  nlohmann::json row = {
+      {"bench", "offload"},
+      {"condition", condition.name},
+      {"runs", sorted.size()},
+      {"tokens_per_second", 1 / median},
+      {"hit_rate", run.hit_rate()},
+      {"misses", run.misses},
+      {"bytes_read", run.bytes_read},
+      {"bytes_computed", run.bytes_computed},
+      {"seconds", run.seconds},
+      {"stall_seconds", run.stall_seconds},
+      {"cpu_seconds", run.cpu_seconds},
+      {"sha256", run.hash},
+      {"layers", bench.trace.layers},
+      {"tokens_per_call", bench.run.tokens_per_call},
+      {"cache_bytes", bench.options.cache_bytes},
+      {"threads", threads},
+      {"lanes", lanes},
+      {"io_threads", bench.options.io_threads},
+      {"store_gbps", absl::GetFlag(FLAGS_store_gbps)},
+      {"prewarm", absl::GetFlag(FLAGS_prewarm)},
+      {"trace", absl::GetFlag(FLAGS_trace).empty()
+                    ? "generated"
+                    : std::filesystem::path(absl::GetFlag(FLAGS_trace)).filename().string()}};
+  if (&condition != &first) {
+    const tools::Interval i =
+        tools::PairedDifference(condition.seconds_per_token, first.seconds_per_token);
+    difference = absl::StrFormat("%+.2f%% [%+.2f, %+.2f]", i.mean, i.low, i.high);
+    row["time_against_first_percent"] = {i.mean, i.low, i.high};
+  }
+  std::string bound = "-";
+  if (bench.compute_rate > 0) {
+    const double least = run.Bound(bench.io_rate, bench.compute_rate);
+    const double of_cpus =
+        (run.bytes_read / bench.io_cpu_rate + run.bytes_computed / bench.compute_cpu_rate) /
+        offload::ReadMachineLimits().cpus;
+    bound =
+        absl::StrFormat("%.3f, %.3f", run.seconds / least, run.seconds / std::max(least, of_cpus));
+    row["time_over_bound"] = run.seconds / least;
+    row["time_over_bound_with_cpus"] = run.seconds / std::max(least, of_cpus);
+  }
+  absl::PrintF("%-18s %9.2f %8.1f%% %9.2f %11.2f %9.3f %15s  %s\n", condition.name, 1 / median,
+               100 * run.hit_rate(), run.bytes_read / run.seconds * 1e-9,
+               run.bytes_computed / run.seconds * 1e-9, run.stall_seconds, bound, difference);
+  if (const std::string path = absl::GetFlag(FLAGS_json); !path.empty()) {
+    std::ofstream(path, std::ios::app) << row.dump() << "\n";
+  }
+}
+
+absl::Status Run() {
+  Bench bench;
+  std::vector<Condition> conditions;
+  STOKER_RETURN_IF_ERROR(ReadFlags(&bench, &conditions));
+  STOKER_ASSIGN_OR_RETURN(const auto probe, MakeEngine(bench, bench.options));
+  const std::string lanes = probe->lane_kind();
+  const int threads = probe->options().compute_threads;
+  absl::PrintF("%s, %d layers used; %d threads compute, %d %s lanes; cache %.2f GB, prewarm %s\n",
+               absl::GetFlag(FLAGS_trace).empty() ? "generated routing" : "recorded routing",
+               static_cast<int>(probe->checkpoint().layers().size()), threads,
+               bench.options.io_threads, lanes, bench.options.cache_bytes * 1e-9,
+               absl::GetFlag(FLAGS_prewarm) ? "on" : "off");
+  STOKER_RETURN_IF_ERROR(MeasureBounds(&bench));
+  const size_t count = conditions.size();
+  const size_t rounds = count > 1 ? absl::GetFlag(FLAGS_pairs) : 1;
+  for (size_t round = 0; round < rounds; ++round) {
+    // A Latin square, every other round backwards: no condition has a place of its own.
+    for (size_t i = 0; i < count; ++i) {
+      const size_t at = round % 2 == 0 ? i : count - 1 - i;
+      Condition& condition = conditions[(at + round / 2) % count];
+      const double before = static_cast<double>(round * count + i);
+      bench.run.progress = [&](double share) {
+        tools::DrawProgress(condition.name, (before + share) / (rounds * count));
+      };
+      EngineOptions options = bench.options;
+      options.scheduler = condition.scheduler;
+      STOKER_ASSIGN_OR_RETURN(condition.last,
+                              RunOnce(&bench, options, absl::GetFlag(FLAGS_prewarm)));
+      condition.seconds_per_token.push_back(condition.last.seconds / condition.last.tokens);
+    }
+  }
+  absl::PrintF("%-18s %9s %9s %9s %11s %9s %15s  %s\n", "condition", "tokens/s", "hit rate",
+               "GB/s disk", "GB/s memory", "stall s", "x bound, CPUs",
+               "time against the first, CI95");
+  for (const Condition& condition : conditions) {
+    Report(bench, condition, conditions[0], lanes.c_str(), threads);
+  }
+  absl::PrintF("SHA-256 of all outputs, the same in all %d runs: %s\n", rounds * count, bench.hash);
+  if (const std::string path = absl::GetFlag(FLAGS_perfetto); !path.empty()) {
+    offload::Timeline timeline;
+    EngineOptions options = bench.options;
+    options.timeline = &timeline;
+    bench.run.progress = nullptr;
+    STOKER_RETURN_IF_ERROR(RunOnce(&bench, options, absl::GetFlag(FLAGS_prewarm)).status());
+    STOKER_RETURN_IF_ERROR(timeline.Write(path));
+    absl::PrintF("Timeline of one more run: %s (open it in ui.perfetto.dev)\n", path);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int RunOffloadBench() {
+  const absl::Status status = Run();
+  if (status.ok()) return 0;
+  absl::FPrintF(stderr, "%s\n", status.ToString());
+  return 1;
+}
+
+}  // namespace stoker::command

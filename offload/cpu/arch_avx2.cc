@@ -77,24 +77,23 @@ struct Avx2 {
     return {Neighbours(a.low, a.high), Neighbours(b.low, b.high)};
   }
 
-  template <ScaleType kType>
-  static __m256 EightScales(const char* scales) {
-    if constexpr (kType == ScaleType::kFp32) {
+  static __m256 EightScales(ScaleType type, const char* scales) {
+    if (type == ScaleType::kFp32) {
       return _mm256_loadu_ps(reinterpret_cast<const float*>(scales));
     }
     const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales));
-    if constexpr (kType == ScaleType::kFp16) return _mm256_cvtph_ps(half);
+    if (type == ScaleType::kFp16) return _mm256_cvtph_ps(half);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
   }
-  template <ScaleType kType, bool kTail>
-  static Floats LoadScales(const char* scales, int count) {
-    constexpr int kBytes = kType == ScaleType::kFp32 ? 32 : 16;
+  template <bool kTail>
+  static Floats LoadScales(ScaleType type, const char* scales, int count) {
+    const int bytes = type == ScaleType::kFp32 ? 32 : 16;
     if constexpr (kTail) {  // a copy, so that nothing is read beyond the row
-      alignas(32) char copy[2 * kBytes] = {};
-      for (int i = 0; i < count * (kBytes / 8); ++i) copy[i] = scales[i];
-      return {EightScales<kType>(copy), EightScales<kType>(copy + kBytes)};
+      alignas(32) char copy[64] = {};
+      for (int i = 0; i < count * (bytes / 8); ++i) copy[i] = scales[i];
+      return {EightScales(type, copy), EightScales(type, copy + bytes)};
     }
-    return {EightScales<kType>(scales), EightScales<kType>(scales + kBytes)};
+    return {EightScales(type, scales), EightScales(type, scales + bytes)};
   }
 
   static __m256i JoinEight(__m256i coarse, __m256i fine) {

@@ -62,12 +62,12 @@ struct Avx512Vnni {
                             _mm512_permutex2var_epi32(a, odd, b));
   }
 
-  template <ScaleType kType, bool kTail>
-  static Floats LoadScales(const char* scales, int count) {
+  template <bool kTail>
+  static Floats LoadScales(ScaleType type, const char* scales, int count) {
     const __mmask16 used = kTail ? static_cast<__mmask16>((1u << count) - 1) : 0xFFFF;
-    if constexpr (kType == ScaleType::kFp32) return _mm512_maskz_loadu_ps(used, scales);
+    if (type == ScaleType::kFp32) return _mm512_maskz_loadu_ps(used, scales);
     const __m256i half = _mm256_maskz_loadu_epi16(used, scales);
-    if constexpr (kType == ScaleType::kFp16) return _mm512_cvtph_ps(half);
+    if (type == ScaleType::kFp16) return _mm512_cvtph_ps(half);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
   }
 

@@ -14,7 +14,6 @@
 
 namespace stoker::offload::cpu {
 
-inline constexpr int kTokensAtOnce = 4;
 // Rows whose sums are activated together, so that the compiler uses whole vectors.
 inline constexpr int kRowsAtOnce = 16;
 // How far ahead weights are fetched: a hardware prefetcher stops at each page.
@@ -47,11 +46,14 @@ inline void BlockDots(const uint8_t* weights, int bytes, const int8_t* const* x,
 // What is the same for all rows of a tile of a matrix.
 struct Walk {
   PreparedLayout layout;
+  ScaleType scale_type;  // at run time: the branch is always the same, and the code a third
   int blocks, end;
   int ahead_rows;
 
-  [[gnu::always_inline]] Walk(const PackedMatrix& m, int columns, int group, int end_row)
+  [[gnu::always_inline]] Walk(const PackedMatrix& m, ScaleType type, int columns, int group,
+                              int end_row)
       : layout(columns, group),
+        scale_type(type),
         blocks(columns / group),
         end(end_row),
         ahead_rows(static_cast<int>((kAheadBytes + m.weight_stride - 1) / m.weight_stride)) {}
@@ -80,29 +82,29 @@ struct RowOfMatrix {
 };
 
 // Adds `count` blocks from `block` on to the sums. kFine: the remainders take part too.
-template <class Arch, int kGroup, ScaleType kType, Run kRun, bool kFine, int T>
-inline void AddBlocks(const PreparedLayout& layout, const RowOfMatrix& row, int block, int count,
+template <class Arch, int kGroup, Run kRun, bool kFine, int T>
+inline void AddBlocks(const Walk& walk, const RowOfMatrix& row, int block, int count,
                       const char* const* prepared, typename Arch::Floats* sums) {
   constexpr int kPlanes = kFine ? 2 * T : T;
   const uint8_t* weights = row.weights + static_cast<size_t>(block) * (kGroup / 2);
   const char* scales =
-      row.scales + static_cast<size_t>(block) * (kType == ScaleType::kFp32 ? 4 : 2);
+      row.scales + static_cast<size_t>(block) * (walk.scale_type == ScaleType::kFp32 ? 4 : 2);
   for (int i = 0; i < kSums * kGroup / 2; i += 64) Arch::Prefetch(weights + row.ahead + i);
   Arch::Prefetch(scales + row.scales_ahead);
   const int8_t* x[kPlanes];
   const size_t first = static_cast<size_t>(block) * kGroup;
   for (int t = 0; t < T; ++t) {
-    x[t] = reinterpret_cast<const int8_t*>(prepared[t] + layout.values) + first;
+    x[t] = reinterpret_cast<const int8_t*>(prepared[t] + walk.layout.values) + first;
     if constexpr (kFine) {
-      x[T + t] = reinterpret_cast<const int8_t*>(prepared[t] + layout.remainders) + first;
+      x[T + t] = reinterpret_cast<const int8_t*>(prepared[t] + walk.layout.remainders) + first;
     }
   }
   typename Arch::Ints dots[kPlanes];
   BlockDots<Arch, kGroup, kRun, kPlanes>(weights, count * (kGroup / 2), x, dots);
   const typename Arch::Floats scale =
-      Arch::template LoadScales<kType, kRun != Run::kWhole>(scales, count);
-  const size_t factors = kFine ? layout.fine_factors : 0;
-  const size_t eight_sums = kFine ? layout.fine_eight_sums : layout.eight_sums;
+      Arch::template LoadScales<kRun != Run::kWhole>(walk.scale_type, scales, count);
+  const size_t factors = kFine ? walk.layout.fine_factors : 0;
+  const size_t eight_sums = kFine ? walk.layout.fine_eight_sums : walk.layout.eight_sums;
   for (int t = 0; t < T; ++t) {
     if constexpr (kFine) dots[t] = Arch::Join(dots[t], dots[T + t]);
     const char* sums_of_x = prepared[t] + eight_sums + 4 * block;
@@ -117,40 +119,37 @@ inline void AddBlocks(const PreparedLayout& layout, const RowOfMatrix& row, int 
   }
 }
 
-template <class Arch, int kGroup, ScaleType kType, bool kFine, int T>
+template <class Arch, int kGroup, bool kFine, int T>
 inline void Row(const PackedMatrix& matrix, const Walk& walk, int row, const char* const* prepared,
                 float* out, size_t stride) {
-  const PreparedLayout& layout = walk.layout;
   const RowOfMatrix where(matrix, walk, row);
   const int blocks = walk.blocks;
   typename Arch::Floats sums[T];
   for (int t = 0; t < T; ++t) sums[t] = Arch::Zero();
   int block = 0;
   for (; block + kSums <= blocks; block += kSums) {
-    AddBlocks<Arch, kGroup, kType, Run::kWhole, kFine, T>(layout, where, block, kSums, prepared,
-                                                          sums);
+    AddBlocks<Arch, kGroup, Run::kWhole, kFine, T>(walk, where, block, kSums, prepared, sums);
   }
   if (blocks - block > kSums / 2) {
-    AddBlocks<Arch, kGroup, kType, Run::kTail, kFine, T>(layout, where, block, blocks - block,
-                                                         prepared, sums);
+    AddBlocks<Arch, kGroup, Run::kTail, kFine, T>(walk, where, block, blocks - block, prepared,
+                                                  sums);
   } else if (block < blocks) {
-    AddBlocks<Arch, kGroup, kType, Run::kHalfTail, kFine, T>(layout, where, block, blocks - block,
-                                                             prepared, sums);
+    AddBlocks<Arch, kGroup, Run::kHalfTail, kFine, T>(walk, where, block, blocks - block, prepared,
+                                                      sums);
   }
   for (int t = 0; t < T; ++t) out[t * stride] = Canonical<Arch>(Arch::Sum(sums[t]));
 }
 
-template <class Arch, int kGroup, ScaleType kType, int T>
+template <class Arch, int kGroup, int T>
 inline void Fc1Tokens(const Expert& e, const char* const* prepared, int begin, int end, float* out,
                       size_t stride) {
-  const Walk walk(e.gate, e.hidden, kGroup, end);
+  const Walk walk(e.gate, e.scale_type, e.hidden, kGroup, end);
   for (int first = begin; first < end; first += kRowsAtOnce) {
     const int rows = end - first < kRowsAtOnce ? end - first : kRowsAtOnce;
     float gate[T][kRowsAtOnce] = {}, up[T][kRowsAtOnce] = {};
     for (int i = 0; i < rows; ++i) {
-      Row<Arch, kGroup, kType, false, T>(e.gate, walk, first + i, prepared, &gate[0][i],
-                                         kRowsAtOnce);
-      Row<Arch, kGroup, kType, false, T>(e.up, walk, first + i, prepared, &up[0][i], kRowsAtOnce);
+      Row<Arch, kGroup, false, T>(e.gate, walk, first + i, prepared, &gate[0][i], kRowsAtOnce);
+      Row<Arch, kGroup, false, T>(e.up, walk, first + i, prepared, &up[0][i], kRowsAtOnce);
     }
     for (int t = 0; t < T; ++t) {
       float activated[kRowsAtOnce];
@@ -162,55 +161,53 @@ inline void Fc1Tokens(const Expert& e, const char* const* prepared, int begin, i
   }
 }
 
-template <class Arch, int kGroup, ScaleType kType, int T>
+template <class Arch, int kGroup, int T>
 inline void Fc2Tokens(const Expert& e, const char* const* prepared, int begin, int end, float* out,
                       size_t stride) {
-  const Walk walk(e.down, e.intermediate, kGroup, end);
+  const Walk walk(e.down, e.scale_type, e.intermediate, kGroup, end);
   // From two places at a time, as FC1 does by nature: a core has more reads in flight then.
   const int rows = end - begin, half = (rows + 1) / 2;
   for (int i = 0; i < half; ++i) {
     for (int row = begin + i; row < end; row += half) {
-      Row<Arch, kGroup, kType, true, T>(e.down, walk, row, prepared, out + row, stride);
+      Row<Arch, kGroup, true, T>(e.down, walk, row, prepared, out + row, stride);
     }
   }
 }
 
-template <class Arch, bool kFirst, int kGroup, ScaleType kType>
-void Tile(const Expert& e, const PreparedRows& in, int begin, int end, const OutputRows& out) {
-  for (int token = 0; token < in.tokens;) {
-    const bool several = in.tokens - token >= kTokensAtOnce;
-    const char* prepared[kTokensAtOnce];
-    const int count = several ? kTokensAtOnce : 1;
-    for (int t = 0; t < count; ++t) prepared[t] = in.data + (token + t) * in.stride;
-    float* rows = out.data + token * out.stride;
-    if constexpr (kFirst) {
-      (several ? Fc1Tokens<Arch, kGroup, kType, kTokensAtOnce>
-               : Fc1Tokens<Arch, kGroup, kType, 1>)(e, prepared, begin, end, rows, out.stride);
-    } else {
-      (several ? Fc2Tokens<Arch, kGroup, kType, kTokensAtOnce>
-               : Fc2Tokens<Arch, kGroup, kType, 1>)(e, prepared, begin, end, rows, out.stride);
-    }
-    token += count;
+template <class Arch, bool kFirst, int kGroup, int T>
+inline void Tokens(const Expert& e, const PreparedRows& in, int token, int begin, int end,
+                   const OutputRows& out) {
+  const char* prepared[T];
+  for (int t = 0; t < T; ++t) prepared[t] = in.data + (token + t) * in.stride;
+  float* rows = out.data + token * out.stride;
+  if constexpr (kFirst) {
+    Fc1Tokens<Arch, kGroup, T>(e, prepared, begin, end, rows, out.stride);
+  } else {
+    Fc2Tokens<Arch, kGroup, T>(e, prepared, begin, end, rows, out.stride);
   }
 }
 
 template <class Arch, bool kFirst, int kGroup>
-void ByScale(const Expert& e, const PreparedRows& in, int begin, int end, const OutputRows& out) {
-  switch (e.scale_type) {
-    case ScaleType::kBf16:
-      return Tile<Arch, kFirst, kGroup, ScaleType::kBf16>(e, in, begin, end, out);
-    case ScaleType::kFp16:
-      return Tile<Arch, kFirst, kGroup, ScaleType::kFp16>(e, in, begin, end, out);
-    case ScaleType::kFp32:
-      return Tile<Arch, kFirst, kGroup, ScaleType::kFp32>(e, in, begin, end, out);
+void Tile(const Expert& e, const PreparedRows& in, int begin, int end, const OutputRows& out) {
+  int token = 0;
+  for (; in.tokens - token >= 4; token += 4) {
+    Tokens<Arch, kFirst, kGroup, 4>(e, in, token, begin, end, out);
+  }
+  switch (in.tokens - token) {
+    case 3:
+      return Tokens<Arch, kFirst, kGroup, 3>(e, in, token, begin, end, out);
+    case 2:
+      return Tokens<Arch, kFirst, kGroup, 2>(e, in, token, begin, end, out);
+    case 1:
+      return Tokens<Arch, kFirst, kGroup, 1>(e, in, token, begin, end, out);
   }
 }
 
 template <class Arch, bool kFirst>
 void ByGroup(const Expert& e, const PreparedRows& in, int begin, int end, const OutputRows& out) {
-  if (e.group == 32) return ByScale<Arch, kFirst, 32>(e, in, begin, end, out);
-  if (e.group == 64) return ByScale<Arch, kFirst, 64>(e, in, begin, end, out);
-  if (e.group == 128) return ByScale<Arch, kFirst, 128>(e, in, begin, end, out);
+  if (e.group == 32) return Tile<Arch, kFirst, 32>(e, in, begin, end, out);
+  if (e.group == 64) return Tile<Arch, kFirst, 64>(e, in, begin, end, out);
+  if (e.group == 128) return Tile<Arch, kFirst, 128>(e, in, begin, end, out);
   __builtin_trap();  // the caller's bug: the store refuses other groups
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <utility>
@@ -59,10 +60,13 @@ class Engines {
   int64_t last_ = 0;
 };
 
-const offload::ExpertKernel& Kernel() {
-  static const auto* kernel =
-      new offload::CpuExpertKernel(offload::cpu::PickKernel(offload::cpu::DetectCpuFeatures()));
-  return *kernel;
+// STOKER_CPU_KERNEL names a kernel, to compare them; results are the same.
+absl::StatusOr<const offload::ExpertKernel*> Kernel() {
+  static const auto* chosen = new auto(offload::cpu::ChooseKernel(
+      offload::cpu::DetectCpuFeatures(), std::getenv("STOKER_CPU_KERNEL")));
+  if (!chosen->ok()) return chosen->status();
+  static const auto* kernel = new offload::CpuExpertKernel(***chosen);
+  return kernel;
 }
 
 absl::StatusOr<int64_t> CreateEngine(const StokerOffloadOptions& in) {
@@ -71,6 +75,7 @@ absl::StatusOr<int64_t> CreateEngine(const StokerOffloadOptions& in) {
     return absl::InvalidArgumentError("cache_bytes or timeout is negative");
   }
   STOKER_RETURN_IF_ERROR(offload::cpu::CheckFloatingPointMode());
+  STOKER_ASSIGN_OR_RETURN(const offload::ExpertKernel* kernel, Kernel());
   STOKER_ASSIGN_OR_RETURN(auto checkpoint, offload::Checkpoint::Open(in.checkpoint));
   offload::EngineOptions options;
   options.cache_bytes = static_cast<uint64_t>(in.cache_bytes);
@@ -80,7 +85,7 @@ absl::StatusOr<int64_t> CreateEngine(const StokerOffloadOptions& in) {
   if (in.io_threads != 0) options.io_threads = in.io_threads;
   if (in.timeout_ms != 0) options.timeout = absl::Milliseconds(in.timeout_ms);
   STOKER_ASSIGN_OR_RETURN(auto engine,
-                          offload::Engine::Create(std::move(checkpoint), Kernel(), options));
+                          offload::Engine::Create(std::move(checkpoint), *kernel, options));
   return Engines::Get().Add(std::move(engine));
 }
 

@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "offload/cpu/generic.h"
+#include "offload/cpu/generic_fp32.h"
 #include "offload/cpu/kernel.h"
 
 namespace stoker::offload::cpu {
@@ -137,6 +138,33 @@ struct Avx2 {
             Eight(sums.high, exact.high, scale.high, factors + 32)};
   }
 
+  struct Table {
+    __m256i zero;
+    __m256 scale;
+  };
+  static Table MakeTable(float scale, int zero) {
+    return {_mm256_set1_epi32(zero), _mm256_set1_ps(scale)};
+  }
+  // Four bytes to 64 bits each, whose halves take the low and the high nibble.
+  static __m256 EightWeights(__m128i bytes, const Table& table) {
+    const __m256i spread = _mm256_cvtepu8_epi64(bytes);
+    const __m256i nibbles = _mm256_and_si256(_mm256_or_si256(spread, _mm256_slli_epi64(spread, 28)),
+                                             _mm256_set1_epi32(15));
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(nibbles, table.zero)), table.scale);
+  }
+  static Floats Weights(const uint8_t* bytes, const Table& table) {
+    const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes));
+    return {EightWeights(eight, table), EightWeights(_mm_srli_si128(eight, 4), table)};
+  }
+  static Floats MultiplyAdd(const Floats& weights, const float* x, const Floats& sum) {
+    return {_mm256_fmadd_ps(weights.low, _mm256_loadu_ps(x), sum.low),
+            _mm256_fmadd_ps(weights.high, _mm256_loadu_ps(x + 8), sum.high)};
+  }
+  static void Store(const Floats& floats, float* to) {
+    _mm256_storeu_ps(to, floats.low);
+    _mm256_storeu_ps(to + 8, floats.high);
+  }
+
   static float Sum(const Floats& sums) {
     const __m256 eight = _mm256_add_ps(sums.low, sums.high);
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -152,6 +180,15 @@ void Fc1Avx2(const Expert& e, const PreparedRows& in, int begin, int end, const 
 }
 void Fc2Avx2(const Expert& e, const PreparedRows& in, int begin, int end, const OutputRows& out) {
   ByGroup<Avx2, false>(e, in, begin, end, out);
+}
+
+void Fc1Fp32Avx2(const Expert& e, const PreparedRows& in, int begin, int end,
+                 const OutputRows& out) {
+  Fp32Tile<Avx2, true>(e, in, begin, end, out);
+}
+void Fc2Fp32Avx2(const Expert& e, const PreparedRows& in, int begin, int end,
+                 const OutputRows& out) {
+  Fp32Tile<Avx2, false>(e, in, begin, end, out);
 }
 
 }  // namespace stoker::offload::cpu

@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "offload/cpu/generic.h"
+#include "offload/cpu/generic_fp32.h"
 #include "offload/cpu/kernel.h"
 
 namespace stoker::offload::cpu {
@@ -94,6 +95,25 @@ struct Avx512Vnni {
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), factor, sums);
   }
 
+  // The 16 possible weights of a block.
+  using Table = __m512;
+  static Table MakeTable(float scale, int zero) {
+    const __m512i nibbles = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(nibbles, _mm512_set1_epi32(zero))),
+                         _mm512_set1_ps(scale));
+  }
+  // A byte to each 64 bits, whose low halves then begin with the low nibble, whose high halves with
+  // the high one; the look-up takes no other bits.
+  static Floats Weights(const uint8_t* bytes, Table table) {
+    const __m512i spread =
+        _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+    return _mm512_permutexvar_ps(_mm512_or_si512(spread, _mm512_slli_epi64(spread, 28)), table);
+  }
+  static Floats MultiplyAdd(Floats weights, const float* x, Floats sum) {
+    return _mm512_fmadd_ps(weights, _mm512_loadu_ps(x), sum);
+  }
+  static void Store(Floats floats, float* to) { _mm512_storeu_ps(to, floats); }
+
   static float Sum(Floats sums) {
     const __m256 eight =
         _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps(sums, 1));
@@ -112,6 +132,15 @@ void Fc1Avx512Vnni(const Expert& e, const PreparedRows& in, int begin, int end,
 void Fc2Avx512Vnni(const Expert& e, const PreparedRows& in, int begin, int end,
                    const OutputRows& out) {
   ByGroup<Avx512Vnni, false>(e, in, begin, end, out);
+}
+
+void Fc1Fp32Avx512Vnni(const Expert& e, const PreparedRows& in, int begin, int end,
+                       const OutputRows& out) {
+  Fp32Tile<Avx512Vnni, true>(e, in, begin, end, out);
+}
+void Fc2Fp32Avx512Vnni(const Expert& e, const PreparedRows& in, int begin, int end,
+                       const OutputRows& out) {
+  Fp32Tile<Avx512Vnni, false>(e, in, begin, end, out);
 }
 
 }  // namespace stoker::offload::cpu

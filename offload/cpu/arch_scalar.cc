@@ -28,12 +28,11 @@ float ScaleAt(const char* scales, int index, ScaleType type) {
   return type == ScaleType::kFp16 ? Fp16(bits) : Bits<Scalar>(static_cast<uint32_t>(bits) << 16);
 }
 
-int ZeroAt(const PackedMatrix& matrix, int row, int block) {
-  if (matrix.zeros == nullptr) return 8;
-  const int stored = matrix.zero_row + row * matrix.zero_row_step;
-  uint32_t word;
-  __builtin_memcpy(&word, matrix.zeros + stored / 8 * matrix.zero_stride + 4 * block, sizeof(word));
-  return word >> (stored % 8 * 4) & 15;
+float Total(float* sums) {
+  for (int half = kSums / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+  }
+  return Canonical<Scalar>(sums[0]);
 }
 
 // `fine`: values are 256 * value + remainder, in 256ths of a step.
@@ -59,10 +58,25 @@ float Dot(const Expert& e, const PackedMatrix& matrix, int row, int columns, con
     float& sum = sums[block % kSums];
     sum = __builtin_fmaf(static_cast<float>(dot), factor, sum);
   }
-  for (int half = kSums / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+  return Total(sums);
+}
+
+float Fp32Dot(const Expert& e, const PackedMatrix& matrix, int row, int columns, const float* x) {
+  const uint8_t* weights = matrix.weights + row * matrix.weight_stride;
+  const char* scales = matrix.scales + row * matrix.scale_stride;
+  float sums[kSums] = {};
+  for (int k = 0; k < columns; ++k) {
+    const int nibble = weights[k / 2] >> (k % 2 * 4) & 15;
+    const int block = k / e.group;
+    const float scale = ScaleAt(scales, block, e.scale_type);
+    const float weight = static_cast<float>(nibble - ZeroAt(matrix, row, block)) * scale;
+    sums[k % kSums] = __builtin_fmaf(weight, x[k], sums[k % kSums]);
   }
-  return Canonical<Scalar>(sums[0]);
+  return Total(sums);
+}
+
+const float* Fp32Row(const PreparedRows& in, int token) {
+  return reinterpret_cast<const float*>(in.data + token * in.stride);
 }
 
 }  // namespace
@@ -83,6 +97,26 @@ void Fc2Scalar(const Expert& e, const PreparedRows& in, int begin, int end, cons
     for (int row = begin; row < end; ++row) {
       out.data[t * out.stride + row] =
           Dot(e, e.down, row, e.intermediate, in.data + t * in.stride, true);
+    }
+  }
+}
+
+void Fc1Fp32Scalar(const Expert& e, const PreparedRows& in, int begin, int end,
+                   const OutputRows& out) {
+  for (int t = 0; t < in.tokens; ++t) {
+    const float* x = Fp32Row(in, t);
+    for (int row = begin; row < end; ++row) {
+      out.data[t * out.stride + row] = Activate<Scalar>(
+          Fp32Dot(e, e.gate, row, e.hidden, x), Fp32Dot(e, e.up, row, e.hidden, x), e.swiglu);
+    }
+  }
+}
+
+void Fc2Fp32Scalar(const Expert& e, const PreparedRows& in, int begin, int end,
+                   const OutputRows& out) {
+  for (int t = 0; t < in.tokens; ++t) {
+    for (int row = begin; row < end; ++row) {
+      out.data[t * out.stride + row] = Fp32Dot(e, e.down, row, e.intermediate, Fp32Row(in, t));
     }
   }
 }

@@ -11,9 +11,11 @@
 // 16, sum = fma(dot, weight scale * activation scale, sum); the 16 are added by halving (8, 4, 2,
 // 1). FC1 takes int8 activations. FC2 takes them as 256 * value + remainder, what rounding to int8
 // left in a second int8 plane, with a 256th of the scale: the activated row has heavy tails, and a
-// single plane cost as much again as FC1's (1.2% of the whole instead of 0.9%). SwiGLU: gate' =
-// min(gate, limit), up' = clamp(up, +-limit), gate' * sigmoid(alpha * gate') * (up' + beta), with
-// the exp of swiglu.h. A NaN result is 0x7FC00000.
+// single plane cost as much again as FC1's (1.2% of the whole instead of 0.8%). With FP32
+// activations (fc1_fp32, fc2_fp32) element i of a row is added to sum i mod 16, sum = fma((nibble -
+// zero) * scale rounded once, x, sum), and the 16 by halving. SwiGLU: gate' = min(gate, limit), up'
+// = clamp(up, +-limit), gate' * sigmoid(alpha * gate') * (up' + beta), with the exp of swiglu.h. A
+// NaN result is 0x7FC00000.
 //
 // Ownership: views own nothing. Pure functions without threads, allocation or state: thread-safe.
 // Weights and scales may lie at any address; nothing beyond a row's extent is read.

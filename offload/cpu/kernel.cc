@@ -5,7 +5,9 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 namespace stoker::offload::cpu {
@@ -25,8 +27,13 @@ CpuFeatures DetectCpuFeatures() {
 
 const std::vector<ExpertKernel>& AllKernels() {
   static const auto* kernels = new std::vector<ExpertKernel>{
-#define STOKER_CPU_KERNEL(suffix, name, needs) \
-  {name, []([[maybe_unused]] const CpuFeatures& f) { return needs; }, Fc1##suffix, Fc2##suffix},
+#define STOKER_CPU_KERNEL(suffix, name, needs)                  \
+  {name,                                                        \
+   []([[maybe_unused]] const CpuFeatures& f) { return needs; }, \
+   Fc1##suffix,                                                 \
+   Fc2##suffix,                                                 \
+   Fc1Fp32##suffix,                                             \
+   Fc2Fp32##suffix},
 #include "offload/cpu/kernels.inc"
 #undef STOKER_CPU_KERNEL
   };
@@ -45,6 +52,26 @@ const ExpertKernel& PickKernel(const CpuFeatures& features) {
                  "experts run in scalar code, which is slow\n");
   }
   return kernels.back();
+}
+
+absl::StatusOr<const ExpertKernel*> ChooseKernel(const CpuFeatures& features, const char* name) {
+  if (name == nullptr || *name == '\0') return &PickKernel(features);
+  std::string names;
+  for (const ExpertKernel& kernel : AllKernels()) {
+    absl::StrAppend(&names, names.empty() ? "" : ", ", kernel.name);
+    if (std::strcmp(kernel.name, name) != 0) continue;
+    if (!kernel.supported(features)) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("this CPU cannot run the expert kernel %s", name));
+    }
+    static std::atomic<bool> logged{false};
+    if (!logged.exchange(true, std::memory_order_relaxed)) {
+      std::fprintf(stderr, "stoker: experts run in the kernel %s, as asked for\n", name);
+    }
+    return &kernel;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrFormat("no expert kernel is called \"%s\"; there are %s", name, names));
 }
 
 absl::Status CheckFloatingPointMode() {

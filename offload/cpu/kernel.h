@@ -2,6 +2,8 @@
 //
 //   if (auto status = CheckFloatingPointMode(); !status.ok()) return status;
 //   const ExpertKernel& kernel = PickKernel(DetectCpuFeatures());
+//   auto kernel = ChooseKernel(DetectCpuFeatures(), std::getenv("STOKER_CPU_KERNEL"));  // to
+//   compare
 //
 // Thread-safe. Kernels live for ever. All give the same bits (expert.h).
 #pragma once
@@ -9,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "offload/cpu/expert.h"
 
 namespace stoker::offload::cpu {
@@ -22,7 +25,8 @@ struct CpuFeatures {
 struct ExpertKernel {
   const char* name;
   bool (*supported)(const CpuFeatures& features);
-  TileFunction fc1, fc2;
+  TileFunction fc1, fc2;            // on rows of QuantizeRow
+  TileFunction fc1_fp32, fc2_fp32;  // on rows of floats: PreparedRows::data points to them
 };
 
 // What this CPU and its operating system support.
@@ -32,6 +36,10 @@ CpuFeatures DetectCpuFeatures();
 // one.
 const ExpertKernel& PickKernel(const CpuFeatures& features);
 
+// The kernel of that name or, for nullptr or "", PickKernel's. Logs a line, once, for a name.
+// InvalidArgument for an unknown name, FailedPrecondition where the features do not suffice.
+absl::StatusOr<const ExpertKernel*> ChooseKernel(const CpuFeatures& features, const char* name);
+
 // All rows of kernels.inc, in order.
 const std::vector<ExpertKernel>& AllKernels();
 
@@ -39,10 +47,15 @@ const std::vector<ExpertKernel>& AllKernels();
 // built with -ffast-math may have changed that for the process.
 absl::Status CheckFloatingPointMode();
 
-#define STOKER_CPU_KERNEL(suffix, name, needs)                                                     \
-  void Fc1##suffix(const Expert&, const PreparedRows&, int begin, int end, const OutputRows& out); \
-  void Fc2##suffix(const Expert&, const PreparedRows&, int begin, int end, const OutputRows& out);
+#define STOKER_CPU_TILE(name) \
+  void name(const Expert& expert, const PreparedRows& in, int begin, int end, const OutputRows& out)
+#define STOKER_CPU_KERNEL(suffix, name, needs) \
+  STOKER_CPU_TILE(Fc1##suffix);                \
+  STOKER_CPU_TILE(Fc2##suffix);                \
+  STOKER_CPU_TILE(Fc1Fp32##suffix);            \
+  STOKER_CPU_TILE(Fc2Fp32##suffix);
 #include "offload/cpu/kernels.inc"
 #undef STOKER_CPU_KERNEL
+#undef STOKER_CPU_TILE
 
 }  // namespace stoker::offload::cpu

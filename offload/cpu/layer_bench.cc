@@ -230,12 +230,10 @@ int Main(const char* path, int threads, const char* name) {
   Weights weights{w.experts, w.hidden, w.intermediate, w.group, Buffer(bytes)};
   ReadArray(in, weights.bytes.data(), bytes);
   const CpuFeatures features = DetectCpuFeatures();
-  const ExpertKernel* kernel = &PickKernel(features);
-  for (const ExpertKernel& k : AllKernels()) {
-    if (name != nullptr && k.supported(features) && std::strcmp(k.name, name) == 0) kernel = &k;
-  }
-  Layer layer(weights, *kernel, threads);
-  std::printf("%s\n", kernel->name);
+  const auto kernel = ChooseKernel(features, name);
+  if (!kernel.ok()) Die(std::string(kernel.status().message()));
+  Layer layer(weights, **kernel, threads);
+  std::printf("%s\n", (*kernel)->name);
   std::fflush(stdout);
   std::map<std::string, Call> calls;
   for (std::string line; std::getline(std::cin, line);) {

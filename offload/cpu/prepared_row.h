@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "offload/cpu/expert.h"
+
 namespace stoker::offload::cpu {
 
 // Always inlined: these files are compiled for different instruction sets, and the linker would
@@ -32,5 +34,14 @@ struct PreparedLayout {
     return static_cast<size_t>(element - within) + within % 2 * 64 + within / 2;
   }
 };
+
+// The zero point of a block.
+[[gnu::always_inline]] inline int ZeroAt(const PackedMatrix& m, int row, int block) {
+  if (m.zeros == nullptr) return 8;
+  const int stored = m.zero_row + row * m.zero_row_step;
+  uint32_t word;
+  __builtin_memcpy(&word, m.zeros + stored / 8 * m.zero_stride + 4 * block, sizeof(word));
+  return static_cast<int>(word >> (stored % 8 * 4) & 15);
+}
 
 }  // namespace stoker::offload::cpu

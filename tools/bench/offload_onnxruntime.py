@@ -5,9 +5,9 @@
     python3 -m venv DIR && DIR/bin/pip install onnxruntime==1.32.0 onnx numpy
     DIR/bin/python tools/bench/offload_onnxruntime.py --threads=1 --out=rows.jsonl
 
-Shape of a Qwen3-30B-A3B layer: 128 experts, hidden 2048, intermediate 768, 8 routes, INT4 in groups of 32, fp16 scales.
-QMoE takes part twice: with int8 activations (accuracy_level 4, its fastest and nearest to ours) and as it is by default
-(FP32 activations). Its weights are constants, so that it packs them when it loads; Stoker reads the same unpacked bytes.
+Shape of a Qwen3-30B-A3B layer: 128 experts, hidden 2048, intermediate 768, 8 routes, INT4, groups of 32, fp16 scales.
+QMoE takes part twice: with int8 activations (accuracy_level 4, its fastest, nearest to ours) and as it is by default
+(FP32 activations). Its weights are constants: it packs them when it loads. Stoker reads the same unpacked bytes.
 Each pair is A B C C B A with the same call; calls differ from pair to pair, so that most experts are not in a core's
 caches. A row gives median milliseconds, the paired ratio of Stoker's time with its 95% interval (normal approximation),
 and the relative RMS error against FP64 on the dequantised weights.

@@ -104,12 +104,10 @@ class SimtEnvironment {
     }));
   }
   void CountUp(uint32_t* p) { AtomicAdd(p, 1u); }
-  uint32_t AtomicAddAcqRel(uint32_t* p, uint32_t v) {
+  uint32_t AtomicAddRelease(uint32_t* p, uint32_t v) {
     TheMachine()->Point();
     memory().Fence(agent());
-    const uint32_t old = AtomicAdd(p, v);
-    agent().Synchronise(memory().now());
-    return old;
+    return AtomicAdd(p, v);
   }
   uint32_t CompareAndSwap(uint32_t* p, uint32_t expected, uint32_t desired) {
     return static_cast<uint32_t>(Swap(memory().Word(p), 1, expected, desired));

@@ -18,7 +18,8 @@ TEST(UniqueFd, ClosesOnceWhenTheLastOwnerGoes) {
   {
     UniqueFd first(raw);
     UniqueFd second(std::move(first));
-    EXPECT_EQ(first.get(), -1);  // NOLINT(bugprone-use-after-move): none is left behind
+    // None is left behind.
+    EXPECT_EQ(first.get(), -1);  // NOLINT(bugprone-use-after-move,clang-analyzer-cplusplus.Move)
     EXPECT_EQ(second.get(), raw);
     EXPECT_TRUE(IsOpen(raw));
   }

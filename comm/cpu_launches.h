@@ -24,7 +24,8 @@ inline absl::Status LaunchAndCheck(CpuCommunicator& communicator, int tokens,
   const int world = communicator.plan().world;
   const uint32_t pair =
       Pack<Bf16>(communicator.plan().rank + 1.0f, communicator.plan().rank + 1.0f);
-  const float expected = static_cast<float>(world * (world + 1) / 2);
+  const int sum_of_ranks = world * (world + 1) / 2;
+  const auto expected = static_cast<float>(sum_of_ranks);
   int right = 0;
   bool filled = false;
   const auto produce = [&](int token, Packet* row, uint64_t*) {

@@ -230,6 +230,19 @@ TEST_F(EngineTest, EveryFaultOfAFileIsItsOwnError) {
   EXPECT_TRUE(batch.Run(engine.get(), 0).ok());
 }
 
+TEST_F(EngineTest, TheExpertsOfACallAreLeasedBeforeAnyVictimIsChosen) {
+  // One slot a layer and two scratch slots.
+  auto engine = Make(4);
+  Tokens batch(1, 1, 256, kExperts, 3);
+  batch.ids = {5};
+  ASSERT_TRUE(batch.Run(engine.get(), 0).ok());
+  Tokens both(1, 2, 256, kExperts, 3);
+  both.ids = {2, 5};
+  ASSERT_TRUE(both.Run(engine.get(), 0).ok());
+  EXPECT_EQ(engine->stats().hits, 1);
+  EXPECT_EQ(engine->stats().evictions, 0) << "2 went into a scratch slot, 5 stayed";
+}
+
 TEST_F(EngineTest, ShortReadsChangeNothing) {
   const std::string expected = Outputs(Make(8).get());
   faults_.short_reads = true;

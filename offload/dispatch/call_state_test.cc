@@ -74,6 +74,9 @@ TEST(CallState, AChunkReportedTwiceCountsOnce) {
   state.ChunkArrived(0, 0);
   state.ChunkArrived(0, 0);
   EXPECT_THAT(Drain(&state), ElementsAre("0.1.0"));
+  CallState whole(Scheduler::kIndexOrder, {MakeTask(false)});
+  for (int report = 0; report < 3; ++report) whole.ChunkArrived(0, 0);
+  EXPECT_THAT(Drain(&whole), ElementsAre()) << "two chunks are missing";
 }
 
 TEST(CallState, AFailedCallHandsOutNothingAndWaitsForWhatRuns) {

@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "comm/cpu_launches.h"
 #include "testing/cpu_world.h"
+#include "testing/long_run.h"
 
 namespace stoker::comm {
 namespace {
@@ -146,7 +147,7 @@ TEST(CpuRaces, ResetWaitsForALaunchThatIsStillMakingItsRows) {
           EXPECT_FALSE(launched.ok());
         }
         STOKER_RETURN_IF_ERROR(reset);
-        for (int i = 0; i < 100; ++i) {
+        for (int i = 0; i < testing::Repetitions(100, 20'000); ++i) {
           STOKER_RETURN_IF_ERROR(LaunchAndCheck(communicator, i % 5));
         }
         return absl::OkStatus();
@@ -207,7 +208,7 @@ TEST(CpuRaces, AbortsDuringResetsStopTheGroupWholeOrNotAtAll) {
       3, Options(), [](CpuCommunicator& communicator, RankExchange& exchange) -> absl::Status {
         {
           Hammer aborts([&] { EXPECT_TRUE(communicator.Abort().ok()); });
-          for (int round = 0; round < 100; ++round) {
+          for (int round = 0; round < testing::Repetitions(100, 20'000); ++round) {
             STOKER_RETURN_IF_ERROR(communicator.Reset(exchange, absl::Seconds(10)));
             if (!LaunchAndCheck(communicator, 2).ok()) {
               EXPECT_FALSE(communicator.Health().ok()) << "NaN without a reason";
@@ -216,7 +217,7 @@ TEST(CpuRaces, AbortsDuringResetsStopTheGroupWholeOrNotAtAll) {
         }
         STOKER_RETURN_IF_ERROR(exchange.Barrier("no more aborts", absl::Seconds(10)));
         STOKER_RETURN_IF_ERROR(communicator.Reset(exchange, absl::Seconds(10)));
-        for (int i = 0; i < 100; ++i) {
+        for (int i = 0; i < testing::Repetitions(100, 20'000); ++i) {
           STOKER_RETURN_IF_ERROR(LaunchAndCheck(communicator, i % 5));
         }
         return absl::OkStatus();

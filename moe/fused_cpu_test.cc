@@ -17,6 +17,7 @@
 #include "testing/comparers.h"
 #include "testing/cpu_world.h"
 #include "testing/inputs.h"
+#include "testing/long_run.h"
 
 namespace stoker::moe {
 namespace {
@@ -220,7 +221,7 @@ TEST(FusedCpuFaults, AMissingRankIsNamedOnAllOthersAndResetBringsTheGroupBack) {
         STOKER_RETURN_IF_ERROR(communicator.Reset(exchange, absl::Seconds(10)));
         STOKER_RETURN_IF_ERROR(communicator.SetTimeout(absl::Seconds(10)));
         EXPECT_TRUE(communicator.Health().ok());
-        for (int launch = 0; launch < 200; ++launch) {
+        for (int launch = 0; launch < Repetitions(200, 100'000); ++launch) {
           InputOptions options = Small();
           options.seed = launch;
           STOKER_RETURN_IF_ERROR(LaunchAndCompare(communicator, options));

@@ -5,6 +5,8 @@ Only the standard library is used: the Python environment of the tests may not b
 
 import argparse
 import dataclasses
+import datetime
+import json
 import os
 import pathlib
 import subprocess
@@ -36,24 +38,50 @@ SUITES = [
 ]
 SETUP_MINUTES = 15
 BUILD_MINUTES = 15
+# Runs that are asked for by name: a line each.
+RECORD = ROOT / "docs/benchmarks/runs_by_name.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """What was asked for by name. Such a run has no budgets, and leaves a line in RECORD."""
+
+    long: bool = False
+    config: str | None = None
+
+    def __bool__(self):
+        return self.long or self.config is not None
+
+    def text(self):
+        return " ".join((["--long"] if self.long else []) + ([f"--config={self.config}"] if self.config else []))
+
+    def build_flags(self):
+        return [f"--config={self.config}"] if self.config else []
+
+    def test_flags(self):
+        return self.build_flags() + (["--test_env=STOKER_LONG=1", "--test_timeout=14400"] if self.long else [])
+
+
+def commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def seed() -> str:
     """Of the tests that explore: the commit's, so that a run can be repeated."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    text = commit.stdout.strip()
-    return str(int(text[:8], 16)) if text else "1"
+    return str(int(commit()[:8], 16)) if commit() else "1"
 
 
 class Report:
     """The lines of the summary, and whether a step failed or took too long."""
 
-    def __init__(self):
+    def __init__(self, budgets=True):
         self.lines = []
         self.bad = []
+        self.budgets = budgets
 
     def step(self, name, seconds, budget_minutes, outcome):
-        over = seconds > budget_minutes * 60
+        over = self.budgets and seconds > budget_minutes * 60
         self.lines.append(f"  {name:<24} {seconds:7.1f} s of {budget_minutes * 60:5.0f} s  {outcome}"
                           + ("  OVER ITS BUDGET" if over else ""))
         if over:
@@ -78,29 +106,32 @@ def bazel(arguments):
     return process.wait()
 
 
-def run_build(report):
+def run_build(report, named):
     print("Building everything ...", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         profile = pathlib.Path(folder) / "profile.gz"
         start = time.monotonic()
-        status = bazel(["build", "--noshow_progress", "--keep_going", f"--profile={profile}", "//..."])
+        status = bazel(["build", "--noshow_progress", "--keep_going", f"--profile={profile}",
+                        *named.build_flags(), "//..."])
         report.step("build", time.monotonic() - start, BUILD_MINUTES, "done" if status == 0 else "FAILED")
         if status != 0:
             report.bad.append("the build failed")
             return
+        if named.config:
+            return  # the table's limits are those of the default build
         summary = kernel_table.summarize(kernel_table.read_profile(profile), kernel_table.read_ptx(ROOT))
     report.lines.append(f"    {summary.line}")
     report.bad += summary.breaches
 
 
-def run_suite(suite, report, total):
+def run_suite(suite, report, total, named):
     print(f"Suite: {suite.name}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         events = pathlib.Path(folder) / "events.json"
         start = time.monotonic()
         status = bazel(["test", "--noshow_progress", "--keep_going", "--build_tests_only",
                         f"--build_event_json_file={events}", f"--test_tag_filters={suite.tags}",
-                        f"--test_env=STOKER_SEED={seed()}",
+                        f"--test_env=STOKER_SEED={seed()}", *named.test_flags(),
                         f"--test_env=HOME={os.environ.get('HOME', '/root')}", "//..."])
         seconds = time.monotonic() - start
         counts = results.count_events(events.read_text(encoding="utf-8")) if events.exists() else results.Counts()
@@ -116,21 +147,35 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description="Runs every test that this machine can run.")
     parser.add_argument("--suite", choices=[s.name for s in SUITES], action="append",
                         help="only this suite (may be given several times)")
+    parser.add_argument("--long", action="store_true",
+                        help=f"explore and repeat far more; hours, no budgets, recorded in {RECORD.relative_to(ROOT)}")
+    parser.add_argument("--config", choices=["all_archs", "asan", "ubsan", "tsan"],
+                        help="build and test that way; no budgets, recorded like --long")
     return parser.parse_args()
+
+
+def record(named, total, seconds):
+    line = {"what": named.text(), "result": total.line(), "seconds": round(seconds), "commit": commit(),
+            "date": datetime.date.today().isoformat()}
+    with open(RECORD, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    print(f"Recorded in {RECORD.relative_to(ROOT)}")
 
 
 def main():
     arguments = parse_arguments()
-    report = Report()
+    named = Named(arguments.long, arguments.config)
+    report = Report(budgets=not named)
     total = results.Counts()
+    start = time.monotonic()
     print("Setting up (nothing is installed that is there already) ...", flush=True)
     run_setup(report)
     if not report.bad:
         print(f"Seed of exploring tests: {seed()}", flush=True)
-        run_build(report)
+        run_build(report, named)
         for suite in SUITES:
             if not arguments.suite or suite.name in arguments.suite:
-                run_suite(suite, report, total)
+                run_suite(suite, report, total, named)
     print("\nTime and cases by step:")
     print("\n".join(report.lines))
     for reason, count in sorted(total.skip_reasons.items()):
@@ -140,6 +185,8 @@ def main():
     total.failed += len(report.bad)
     if total.passed + total.failed == 0:
         total.failed = 1
+    if named and not arguments.suite:
+        record(named, total, time.monotonic() - start)
     print(total.line(), flush=True)
     return 1 if total.failed else 0
 

@@ -221,7 +221,7 @@ TEST(FusedCpuFaults, AMissingRankIsNamedOnAllOthersAndResetBringsTheGroupBack) {
         STOKER_RETURN_IF_ERROR(communicator.Reset(exchange, absl::Seconds(10)));
         STOKER_RETURN_IF_ERROR(communicator.SetTimeout(absl::Seconds(10)));
         EXPECT_TRUE(communicator.Health().ok());
-        for (int launch = 0; launch < Repetitions(200, 100'000); ++launch) {
+        for (int launch = 0; launch < testing::Repetitions(200, 100'000); ++launch) {
           InputOptions options = Small();
           options.seed = launch;
           STOKER_RETURN_IF_ERROR(LaunchAndCompare(communicator, options));

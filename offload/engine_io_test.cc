@@ -11,6 +11,7 @@
 #include <sstream>
 #include <thread>
 
+#include "offload/cpu_expert_kernel.h"
 #include "offload/engine.h"
 #include "offload/engine_fixture_test.h"
 #include "offload/trace/generator.h"
@@ -198,7 +199,8 @@ TEST_F(EngineIoTest, TwoEnginesInOneProcessDoNotMeet) {
 }
 
 TEST_F(EngineIoTest, MemoryStaysTheSameOverManyEvictions) {
-  auto engine = Make(5);
+  const CpuExpertKernel fast(cpu::PickKernel(cpu::DetectCpuFeatures()));
+  auto engine = OnRealFiles(directory_, fast, {}, 5);
   const auto resident = [] {
     std::ifstream statm("/proc/self/statm");
     int64_t size = 0;

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "base/cuda_status.h"
 #include "base/status.h"
+#include "moe/kernels_hash.h"
 #include "testing/comparers.h"
 
 namespace stoker::bench {
@@ -73,6 +74,7 @@ nlohmann::json RowWriter::Fields(const Cell& cell, const FinalizeBenchOptions& o
               {"commit", context_.commit},
               {"gpu", context_.gpu},
               {"driver", context_.driver},
+              {"ptx_hash", STOKER_KERNELS_PTX_HASH},
               {"date", date_}};
 }
 

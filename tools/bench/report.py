@@ -1,8 +1,10 @@
 """Makes docs/benchmarks/h200.md from the rows in docs/benchmarks/h200.jsonl.
 
-    tools/bench/report.py [--check] [FOLDER]
+    bazel build //moe:kernels_hash_text && tools/bench/report.py
+    tools/bench/report.py --check|--fresh --kernels HASH FOLDER
 
---check changes nothing and fails if the page is not what the rows give.
+--check changes nothing and fails if the page is not what the rows give; --fresh fails if a row was measured on other
+kernels than those of HASH (moe/ptx_hash.py).
 """
 
 import argparse
@@ -43,13 +45,18 @@ def time_cell(own, row):
     return f"{row['us_median']:.2f} ({own['us_median'] / row['us_median']:.2f})"
 
 
-def times(rows, peers):
+def stale(row, kernels):
+    return row.get("ptx_hash") != kernels
+
+
+def times(rows, peers, kernels_now):
     head = ["world", "hidden", "tokens", "stoker", "again", *map(short, peers), "launch"]
     lines = []
     for (world, hidden, tokens), kernels in sorted(cells(rows).items()):
         own = kernels["stoker"]
         lines.append([str(world), str(hidden), str(tokens),
-                      f"{own['us_median']:.2f} ({own['us_min']:.2f}, {own['us_p90']:.2f})",
+                      f"{own['us_median']:.2f} ({own['us_min']:.2f}, {own['us_p90']:.2f})"
+                      + (" †" if stale(own, kernels_now) else ""),
                       f"{kernels['stoker again']['us_median']:.2f}",
                       *(time_cell(own, kernels.get(peer)) for peer in peers), own["launch"]])
     return table(head, lines)
@@ -69,7 +76,7 @@ def errors(rows, kernels):
     return table(head, lines)
 
 
-def page(rows):
+def page(rows, kernels_now):
     if not rows:
         raise SystemExit("there are no rows")
     names = {row["kernel"] for row in rows} - {"stoker", "stoker again"}
@@ -92,8 +99,10 @@ def page(rows):
         "Stoker's median over it. \"again\" is Stoker's second measurement in the same turns: a difference below "
         "that between the two is none.",
         "",
-        *times(rows, peers),
+        *times(rows, peers, kernels_now),
         "",
+        *(["† measured on an older kernel: the PTX of the shipped kernels has changed since.", ""]
+          if any(stale(row, kernels_now) for row in rows if row["kernel"] == "stoker") else []),
         "The launch shape reads: clusters x (CTAs a cluster x row threads a CTA) x 16-byte vectors a thread.",
         "",
         "## Error",
@@ -108,12 +117,22 @@ def page(rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    root = pathlib.Path(__file__).resolve().parents[2]
     parser.add_argument("--check", action="store_true", help="change nothing; fail if the page is not current")
-    default = pathlib.Path(__file__).resolve().parents[2] / "docs/benchmarks"
-    parser.add_argument("folder", nargs="?", default=str(default))
+    parser.add_argument("--fresh", action="store_true", help="change nothing; fail if a row is of an older kernel")
+    parser.add_argument("--kernels", help="hash of the tree's kernels; default: as Bazel built it")
+    parser.add_argument("folder", nargs="?", default=str(root / "docs/benchmarks"))
     arguments = parser.parse_args()
+    kernels_now = arguments.kernels or (root / "bazel-bin/moe/kernels_hash_text.txt").read_text()
+    kernels_now = kernels_now.strip()
     folder = pathlib.Path(arguments.folder)
-    text = page(load(folder / "h200.jsonl"))
+    rows = load(folder / "h200.jsonl")
+    if arguments.fresh:
+        old = [row for row in rows if row["kernel"].startswith("stoker") and stale(row, kernels_now)]
+        if old:
+            sys.exit(f"{len(old)} rows are of other kernels than {kernels_now}: measure again")
+        return
+    text = page(rows, kernels_now)
     target = folder / "h200.md"
     if arguments.check:
         if not target.exists() or target.read_text() != text:

@@ -1,6 +1,9 @@
 #include "offload/cpu/kernel.h"
 
+#include <cpuid.h>
 #include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
@@ -12,6 +15,21 @@
 
 namespace stoker::offload::cpu {
 
+namespace {
+
+// Linux hands out the tiles' registers to processes that ask
+// (kernel documentation, arch/x86/xstate: ARCH_REQ_XCOMP_PERM).
+bool MayUseAmxInt8() {
+  constexpr unsigned kTileAndInt8 = 1u << 24 | 1u << 25;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  unsigned a, b, c, d;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  return (d & kTileAndInt8) == kTileAndInt8 &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+}  // namespace
+
 CpuFeatures DetectCpuFeatures() {
   // libgcc's table counts a feature only if the operating system saves its registers too.
   __builtin_cpu_init();
@@ -22,6 +40,7 @@ CpuFeatures DetectCpuFeatures() {
   f.avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && f.f16c;
   f.avx512_vnni = __builtin_cpu_supports("avx512vnni");
+  f.amx_int8 = MayUseAmxInt8();
   return f;
 }
 

@@ -20,6 +20,7 @@ struct CpuFeatures {
   bool avx2 = false, fma = false, f16c = false;
   bool avx512 = false;  // F, BW, DQ and VL
   bool avx512_vnni = false;
+  bool amx_int8 = false;  // tiles too, and the kernel lets this process use them
 };
 
 struct ExpertKernel {
@@ -29,7 +30,8 @@ struct ExpertKernel {
   TileFunction fc1_fp32, fc2_fp32;  // on rows of floats: PreparedRows::data points to them
 };
 
-// What this CPU and its operating system support.
+// What this CPU and its operating system support. Asks for permission to use AMX, which makes the
+// kernel save its 8 KiB of tiles for threads that use them.
 CpuFeatures DetectCpuFeatures();
 
 // The first row of kernels.inc that the features allow. Logs a line, once, if that is the scalar

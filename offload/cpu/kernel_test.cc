@@ -44,7 +44,7 @@ TEST_P(SameBits, EveryKernelEqualsScalar) {
   const int rows1 = std::min(c.intermediate, 100), rows2 = std::min(c.hidden, 100);
   const CpuFeatures features = DetectCpuFeatures();
   for (const int tokens : c.group == 32 && c.zeros == Zeros::kStored
-                              ? std::vector<int>{1, 2, 3, 4, 5, 64}
+                              ? std::vector<int>{1, 2, 3, 4, 5, 15, 16, 17, 24, 64}
                               : std::vector<int>{1, 6}) {
     const auto x = RandomRows(tokens, c.hidden, c.sigma, tokens);
     const auto y = RandomRows(tokens, c.intermediate, c.sigma, tokens + 100);
@@ -112,6 +112,11 @@ TEST(PickKernel, FollowsTheFeatures) {
   EXPECT_STREQ(PickKernel(f).name, "avx2") << "no VNNI";
   f.avx512_vnni = true;
   EXPECT_STREQ(PickKernel(f).name, "avx512_vnni");
+  f.amx_int8 = true;
+  EXPECT_STREQ(PickKernel(f).name, "amx");
+  f.avx512_vnni = false;
+  EXPECT_STREQ(PickKernel(f).name, "avx2") << "AMX without VNNI";
+  f.avx512_vnni = true, f.amx_int8 = false;
   f.avx512 = false;
   EXPECT_STREQ(PickKernel(f).name, "avx2") << "VNNI without the rest";
 }

@@ -127,7 +127,9 @@ void Engine::Bind(Call* call, int index, const Lease& lease, TaskPlan plan) {
   SlotLoad& load = loads_[lease.slot];
   load.task = static_cast<int>(call->group.size());
   call->group.push_back(index);
-  call->tasks.push_back({std::move(plan), load.arrived});
+  std::vector<bool> arrived;
+  if (!plan.tiles_of_chunk.empty()) arrived = load.arrived;
+  call->tasks.push_back({std::move(plan), std::move(arrived)});
   call->reads_left += static_cast<int>(cache_.fields(lease.slot).in_flight);
   for (const Extent& extent : checkpoint_->extents(call->layer, work.expert).parts) {
     stats_.bytes_computed += static_cast<int64_t>(extent.bytes);
@@ -172,7 +174,9 @@ void Engine::StartGroup(Call* call) {
     }
     ++stats_.hits;
     Promote(lease->slot);
-    Bind(call, static_cast<int>(w), *lease, PlanOf(call->layer, expert).tiles);
+    const bool whole = cache_.fields(lease->slot).state == SlotState::kReady;
+    Bind(call, static_cast<int>(w), *lease,
+         whole ? ResidentPlan(checkpoint_->shape()) : PlanOf(call->layer, expert).tiles);
   }
   for (const int w : absent) {
     if (!BindMiss(call, w)) break;  // the rest waits for the next group

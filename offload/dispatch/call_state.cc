@@ -25,6 +25,11 @@ CallState::CallState(Scheduler scheduler, std::vector<Task> tasks) : scheduler_(
   tasks_left_ = tasks_loading_ = static_cast<int>(tasks_.size());
   // Hits first by construction: what is there at the start queues before what arrives.
   for (size_t t = 0; t < tasks.size(); ++t) {
+    if (tasks_[t].chunks_left == 0) {
+      --tasks_loading_;
+      for (int tile = 0; tile < tasks_[t].plan.fc1_tiles; ++tile)
+        Release(static_cast<int>(t), tile);
+    }
     for (size_t c = 0; c < tasks[t].chunk_ready.size(); ++c) {
       if (tasks[t].chunk_ready[c]) ChunkArrived(static_cast<int>(t), static_cast<int>(c));
     }

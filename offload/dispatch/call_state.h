@@ -28,7 +28,8 @@ struct Tile {
   bool operator==(const Tile&) const = default;
 };
 
-// Which tiles wait for which chunk. Indices of tiles count FC1 first, then FC2.
+// Which tiles wait for which chunk; without chunks all is there. Indices of tiles count FC1 first,
+// then FC2.
 struct TaskPlan {
   int fc1_tiles = 0;
   int fc2_tiles = 0;

@@ -90,6 +90,15 @@ TEST(CallState, AFailedCallHandsOutNothingAndWaitsForWhatRuns) {
   EXPECT_TRUE(state.finished());
 }
 
+TEST(CallState, ATaskWithoutChunksIsAHit) {
+  for (const Scheduler scheduler : {Scheduler::kDynamic, Scheduler::kIndexOrder,
+                                    Scheduler::kReadyFirstOnce, Scheduler::kLoadAllThenCompute}) {
+    CallState state(scheduler, {{{2, 1, {}}, {}}});
+    EXPECT_THAT(Drain(&state), ElementsAre("0.1.0", "0.1.1", "0.2.0"));
+    EXPECT_TRUE(state.finished());
+  }
+}
+
 TEST(CallState, NoTasksIsFinished) { EXPECT_TRUE(CallState(Scheduler::kDynamic, {}).finished()); }
 
 TEST(Baselines, IndexOrderWaitsAtItsHead) {

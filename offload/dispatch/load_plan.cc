@@ -18,11 +18,14 @@ SlotLayout::SlotLayout(const ExpertExtents& any_expert) {
   }
 }
 
+TaskPlan ResidentPlan(const ExpertShape& shape) {
+  return {Tiles(shape.intermediate, kFc1TileRows), Tiles(shape.hidden, kFc2TileRows), {}};
+}
+
 LoadPlan MakeLoadPlan(const ExpertShape& shape, const ExpertExtents& extents,
                       const SlotLayout& layout, uint64_t chunk_bytes) {
   LoadPlan plan;
-  plan.tiles.fc1_tiles = Tiles(shape.intermediate, kFc1TileRows);
-  plan.tiles.fc2_tiles = Tiles(shape.hidden, kFc2TileRows);
+  plan.tiles = ResidentPlan(shape);
   const auto add = [&](int part, uint64_t begin, uint64_t end, int first_tile, int last_tile) {
     const Extent& extent = extents.parts[part];
     plan.reads.push_back({part, extent.file, extent.offset + begin, end - begin,

@@ -44,6 +44,9 @@ struct LoadPlan {
   TaskPlan tiles;
 };
 
+// The tiles of an expert that is there as a whole.
+TaskPlan ResidentPlan(const ExpertShape& shape);
+
 LoadPlan MakeLoadPlan(const ExpertShape& shape, const ExpertExtents& extents,
                       const SlotLayout& layout, uint64_t chunk_bytes);
 

@@ -26,6 +26,9 @@ constexpr char kUsage[] =
     "[--schedulers=dynamic,index] "
     "[--json=FILE] [--perfetto=FILE]\n"
     "      tokens/s of the experts alone, hit rate, GB/s, stall and parity on a routing trace\n"
+    "  offload overhead [--threads=N] [--pairs=20]\n"
+    "      all-hit calls against the same tiles without readiness, and calls that do next to "
+    "nothing\n"
     "  offload replay TRACE\n"
     "      hit rates of cache policies on a routing trace, and which to take\n"
     "  health [--pid=N]\n"
@@ -48,6 +51,9 @@ int main(int argc, char** argv) {
   }
   if (is(1, "offload") && is(2, "bench") && words.size() == 3) {
     return stoker::command::RunOffloadBench();
+  }
+  if (is(1, "offload") && is(2, "overhead") && words.size() == 3) {
+    return stoker::command::RunOffloadOverhead();
   }
   if (is(1, "offload") && is(2, "replay") && words.size() == 4) {
     return stoker::command::RunOffloadReplay(words[3]);

@@ -53,7 +53,6 @@ struct Scenario {
   uint32_t codes = 0;
   uint64_t end_ns = 0;
   uint64_t timeout_ns = 100'000'000;
-  bool wipes_stale_size = false;
 
   int capacity() const;
 };

@@ -88,12 +88,10 @@ std::string Machine::Run(uint64_t seed, const Policy& policy, const Limits& limi
   undone_ = static_cast<int>(grids_.size());
   TheMachine() = this;
   Loop();
-  for (Thread* thread : threads_) {
-    if (thread->done) continue;
-    thread->fiber = boost::context::fiber();  // unwinds it
-    thread->done = true;
-    idle_.push_back(thread);
-  }
+  if (wrong_.empty()) return wrong_;
+  for (const auto& thread : pool_) thread->fiber = boost::context::fiber();  // unwinds it
+  idle_.clear();
+  for (const auto& thread : pool_) idle_.push_back(thread.get());
   return wrong_;
 }
 
@@ -209,6 +207,7 @@ void Machine::StartCluster(Grid& grid) {
       thread->agent.grid = grid.id;
       thread->agent.barrier = 0;
       thread->agent.polled.clear();
+      thread->agent.started = memory_.now();
       thread->agent.Synchronise(memory_.now());
       threads_.push_back(thread);
       cta.threads.push_back(thread);
@@ -318,13 +317,25 @@ std::string Machine::Dump() const {
                           grid->ctas_left);
     if (text.size() > 4000) break;
   }
-  for (const Thread* thread : threads_) {
-    if (thread->done) continue;
-    absl::StrAppendFormat(&text, "  rank %d launch %d CTA %d warp %d lane %d: %s\n",
-                          thread->cta->grid->rank, thread->cta->grid->number, thread->cta->index,
-                          thread->warp(), thread->lane(),
-                          thread->blocked != nullptr ? thread->blocked : "not started or runnable");
-    if (text.size() > 6000) return text + "  ...\n";
+  // Lanes of a warp that stand at the same place share a line.
+  const auto place = [](const Thread& t) {
+    return t.blocked != nullptr ? t.blocked : "not started or runnable";
+  };
+  for (const auto& cta : ctas_) {
+    if (cta->exited) continue;
+    for (size_t t = 0; t < cta->threads.size() && text.size() < 8000;) {
+      const Thread& first = *cta->threads[t];
+      size_t end = t + 1;
+      while (end < cta->threads.size() && end % kWarpThreads != 0 &&
+             cta->threads[end]->done == first.done && place(*cta->threads[end]) == place(first)) {
+        ++end;
+      }
+      absl::StrAppendFormat(&text, "  rank %d launch %d CTA %d warp %d lanes %d to %d: %s\n",
+                            cta->grid->rank, cta->grid->number, cta->index, first.warp(),
+                            first.lane(), (end - 1) % kWarpThreads,
+                            first.done ? "done" : place(first));
+      t = end;
+    }
   }
   return text;
 }

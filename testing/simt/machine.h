@@ -29,7 +29,7 @@ inline constexpr int kWarpThreads = 32;
 
 // One launch on a rank's stream.
 struct GridSpec {
-  comm::ExchangeParams params;
+  comm::ExchangeParams params{};
   std::function<void()> body;  // what every thread runs
   int clusters = 1;
   int cluster_size = 1;

@@ -22,6 +22,7 @@ struct Agent {
   int32_t id = -1;
   int32_t cta = -1;
   int32_t grid = -1;
+  uint32_t started = 0;
   uint32_t floor = 0;    // its loads return nothing that was overwritten before
   uint32_t barrier = 0;  // stores of its CTA issued before come before its own
   struct Seen {

@@ -48,7 +48,8 @@ TEST(Simulator, AHangIsSeenAndTheStateShown) {
   World world(Smallest());
   const Outcome outcome = world.Run(BodyFor<LostPush>(world.scenario()), 1);
   EXPECT_EQ(outcome.verdict, Verdict::kHang);
-  EXPECT_NE(outcome.what.find("rank 0 launch 0 CTA 0 warp 0 lane 0: polling"), std::string::npos)
+  EXPECT_NE(outcome.what.find("rank 0 launch 0 CTA 0 warp 0 lanes 0 to 0: polling"),
+            std::string::npos)
       << outcome.what;
 }
 

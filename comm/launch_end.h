@@ -50,18 +50,6 @@ STOKER_DEVICE void TakeTicket(Env env, const ExchangeParams& p, Launch& launch,
   Fail(env, p, launch.epoch, FailureCode::kOverlap, -1, -1, -1, 0u);
 }
 
-// Where a CTA waits for others of its launch after the abort word: they end within their deadline
-// or within a look at it, so only CTAs that cannot start take longer. True when it has been for
-// long.
-template <class Env>
-STOKER_DEVICE bool AbortedForLong(Env env, const Control* control, uint64_t& aborted_at) {
-  constexpr uint64_t kAbortedNs = 1'000'000'000;
-  if (env.LoadWord(&control->abort) == 0u) return false;
-  const uint64_t now = env.Clock();
-  if (aborted_at == 0u) aborted_at = now;
-  return now - aborted_at > kAbortedNs;
-}
-
 // CTA 0's service warp: hands the counters over to the next launch, which reads them after this
 // grid has completed. Every CTA takes its ticket without waiting for anyone, so the wait here is
 // one for CTAs to start; they are co-resident, and if they were not, the launch would fail at its
@@ -75,9 +63,12 @@ STOKER_DEVICE void HandOver(Env env, const ExchangeParams& p, const Launch& laun
   }
   if (env.lane() != 0) return;
   const uint32_t ctas = static_cast<uint32_t>(env.ctas());
-  uint64_t aborted_at = 0;
+  constexpr int kLooks = 1000;  // about a second
   for (int polls = 1; env.LoadWord(&control->started) < ctas; ++polls) {
-    if (polls % Env::kPollsPerLook == 0 && AbortedForLong(env, control, aborted_at)) break;
+    if (polls % Env::kPollsPerLook == 0 && polls / Env::kPollsPerLook >= kLooks &&
+        env.LoadWord(&control->abort) != 0u) {
+      break;
+    }
     env.Await();
   }
   env.FenceDevice();  // acquire: the tickets come before the words below
@@ -98,9 +89,15 @@ template <class Env, class Epilogue>
 STOKER_DEVICE void CloseTrouble(Env env, const ExchangeParams& p, const Launch& launch,
                                 Epilogue& epilogue) {
   Control* control = ControlOf(p.workspace[p.rank]);
+  // The others end within their deadline, or within a look at the abort word.
+  constexpr uint64_t kAbortedNs = 1'000'000'000;
   uint64_t aborted_at = 0;
   while (env.LoadWord(&control->finished[launch.epoch & 1u]) < static_cast<uint32_t>(env.ctas())) {
-    if (AbortedForLong(env, control, aborted_at)) break;
+    if (env.LoadWord(&control->abort) != 0u) {
+      const uint64_t now = env.Clock();
+      if (aborted_at == 0u) aborted_at = now;
+      if (now - aborted_at > kAbortedNs) break;
+    }
     env.Await();
   }
   // One answer for the warp: the word may be set between two lanes' looks, and each fills a part.

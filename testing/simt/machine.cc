@@ -52,7 +52,7 @@ std::string Machine::Run(uint64_t seed, const Policy& policy, const Limits& limi
   clock_ns_ = 0;
   ticks_ = 0;
   steps_ = 0;
-  hung_ = false;
+  hung_ = stopped_ = false;
   wrong_.clear();
   ranks_.clear();
   grids_.clear();
@@ -85,6 +85,7 @@ std::string Machine::Run(uint64_t seed, const Policy& policy, const Limits& limi
       grids_.push_back(std::move(grid));
     }
   }
+  for (const Watcher& watcher : watchers_) memory_.Watch(watcher.word);
   undone_ = static_cast<int>(grids_.size());
   TheMachine() = this;
   Loop();
@@ -105,11 +106,15 @@ void Machine::Loop() {
     }
     memory_.woken().clear();
     for (uint32_t word : memory_.watched_changes()) {
+      for (const Watcher& watcher : watchers_) {
+        if (watcher.word == word) watcher.changed();
+      }
       for (size_t r = 0; r < ranks_.size(); ++r) {
         if (ranks_[r]->grids.empty()) continue;
         const comm::ExchangeParams& p = ranks_[r]->grids[0]->spec->params;
         if (word == memory_.Word(&comm::ControlOf(p.workspace[p.rank])->abort)) {
           WakePollers(static_cast<int>(r), true);
+          stopped_ = true;
         }
       }
     }
@@ -140,7 +145,9 @@ void Machine::Loop() {
 }
 
 bool Machine::Tick() {
-  if (ticks_++ >= limits_.ticks) return false;
+  // A group that was stopped takes time to end, whether it should have been stopped or not.
+  constexpr int kTicksToStop = 500;
+  if (ticks_++ >= std::max(limits_.ticks, stopped_ ? kTicksToStop : 0)) return false;
   clock_ns_ += limits_.tick_ns;
   for (size_t r = 0; r < ranks_.size(); ++r) WakePollers(static_cast<int>(r), true);
   return true;

@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/environment.h"
@@ -77,6 +78,10 @@ class Machine {
   // every thread that was not done.
   std::string Run(uint64_t seed, const Policy& policy, const Limits& limits,
                   const std::vector<std::vector<GridSpec>>& streams);
+  // Calls `changed` in every later schedule when that word has changed: an onlooker on the host.
+  void Watch(const void* word, std::function<void()> changed) {
+    watchers_.push_back({memory_.Word(word), std::move(changed)});
+  }
   uint64_t clock_ns() const { return clock_ns_; }
   int64_t steps() const { return steps_; }
   bool hung() const { return hung_; }
@@ -101,6 +106,10 @@ class Machine {
 
  private:
   struct Rank;
+  struct Watcher {
+    uint32_t word;
+    std::function<void()> changed;
+  };
   struct Partial_ {
     Cta* cta;
     int slot, index;
@@ -133,6 +142,7 @@ class Machine {
   int ticks_ = 0;
   int64_t steps_ = 0;
   bool hung_ = false;
+  bool stopped_ = false;  // an abort word has been set
   std::string wrong_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<std::unique_ptr<Grid>> grids_;
@@ -144,6 +154,7 @@ class Machine {
   std::vector<std::vector<Thread*>> runnable_;
   std::vector<uint8_t> level_of_warp_;
   std::vector<Partial_> partials_;
+  std::vector<Watcher> watchers_;
   boost::context::fiber scheduler_;
   int undone_ = 0;  // grids
   int next_cta_ = 0;

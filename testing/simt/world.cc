@@ -60,6 +60,15 @@ World::World(const Scenario& scenario)
   layout_.stride = scenario.packets;
   Layout();
   MakeLaunches();
+  for (int r = 0; r < scenario.world; ++r) {
+    const comm::FailureRecord* record = &At<comm::RankHealth>(arrays_->health[r])->record;
+    machine_->Watch(&record->valid, [this, record, r] {
+      if (record->code == comm::FailureCode::kNone || record->rank != r ||
+          record->expected.signature == 0u) {
+        incomplete_record_ = absl::StrCat("rank ", r, "'s record is valid before it is complete");
+      }
+    });
+  }
   image_.assign(machine_->memory().base(), machine_->memory().base() + used_);
 }
 
@@ -251,6 +260,8 @@ Verdict World::Judge(const std::string& wrong, std::string* what) const {
   if (!wrong.empty()) return machine_->hung() ? Verdict::kHang : Verdict::kBrokenMachine;
   *what = first_wrong_;
   if (!first_wrong_.empty()) return Verdict::kWrongBits;
+  *what = incomplete_record_;
+  if (!incomplete_record_.empty()) return Verdict::kNoReport;
   bool reported = false, all_stopped = true;
   for (int r = 0; r < scenario_.world; ++r) {
     const comm::FailureRecord& record = At<comm::RankHealth>(arrays_->health[r])->record;
@@ -298,6 +309,7 @@ Outcome World::Run(Body body, uint64_t seed) {
 Outcome World::Run(Body body, uint64_t seed, const Policy& policy) {
   std::memcpy(machine_->memory().base(), image_.data(), image_.size());
   first_wrong_.clear();
+  incomplete_record_.clear();
   const Scenario& s = scenario_;
   streams_.assign(static_cast<size_t>(s.world), {});
   for (int i = 0; i < static_cast<int>(s.tokens.size()); ++i) {

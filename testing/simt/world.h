@@ -123,7 +123,7 @@ class World {
   std::vector<char> image_;
   std::vector<std::unique_ptr<Launch>> launches_;  // [rank][launch]
   std::vector<std::vector<GridSpec>> streams_;
-  std::string first_wrong_;
+  std::string first_wrong_, incomplete_record_;
 };
 
 }  // namespace stoker::testing::simt

@@ -63,8 +63,8 @@ STOKER_DEVICE void HandOver(Env env, const ExchangeParams& p, const Launch& laun
   }
   if (env.lane() != 0) return;
   const uint32_t ctas = static_cast<uint32_t>(env.ctas());
-  constexpr int kLooks = 1000;  // about a second
-  for (int polls = 1; env.LoadWord(&control->started) < ctas; ++polls) {
+  constexpr uint32_t kLooks = 1000;  // about a second
+  for (uint32_t polls = 1; env.LoadWord(&control->started) < ctas; ++polls) {
     if (polls % Env::kPollsPerLook == 0 && polls / Env::kPollsPerLook >= kLooks &&
         env.LoadWord(&control->abort) != 0u) {
       break;
@@ -100,8 +100,11 @@ STOKER_DEVICE void CloseTrouble(Env env, const ExchangeParams& p, const Launch& 
     }
     env.Await();
   }
-  // One answer for the warp: the word may be set between two lanes' looks, and each fills a part.
-  if (env.Any(env.LoadWord(&control->abort) != 0u)) {
+  // One lane looks for all: the word may be set between two looks, and each lane fills a part.
+  env.SyncRows(32);
+  if (env.lane() == 0 && env.LoadWord(&control->abort) == 0u) env.ClearTrouble();
+  env.SyncRows(32);
+  if (env.Trouble()) {
     for (const uint64_t start = env.Clock(); env.Clock() - start < kSettleNs;) env.Await();
     epilogue.FillNan(env);
   }

@@ -16,7 +16,7 @@ TEST_P(Fault, IsReportedAndNothingElseHappens) {
   World world(GetParam());
   const char* text = std::getenv("STOKER_SEED");
   const uint64_t first = (text == nullptr ? 1 : std::strtoull(text, nullptr, 10)) * 1'000'003u;
-  for (uint64_t seed = first; seed < first + 100; ++seed) {
+  for (uint64_t seed = first; seed < first + 200; ++seed) {
     const Outcome outcome = world.Run(ShippedBody(GetParam()), seed);
     ASSERT_EQ(outcome.verdict, Verdict::kRight)
         << VerdictName(outcome.verdict) << ": " << outcome.what << "\nseed " << seed;

@@ -225,7 +225,7 @@ void Memory::DrainWord(Agent& agent, uint32_t word) {
   }
 }
 
-void Memory::Fence(Agent& agent) {
+void Memory::Release(Agent& agent) {
   std::vector<int32_t> mine;
   for (const std::vector<int32_t>& list : lists_) {
     for (int32_t p : list) {
@@ -235,7 +235,6 @@ void Memory::Fence(Agent& agent) {
   std::sort(mine.begin(), mine.end(),
             [this](int32_t a, int32_t b) { return pending_[a].issued < pending_[b].issued; });
   for (int32_t p : mine) Perform(p);
-  agent.Synchronise(now_);
 }
 
 void Memory::DropGrid(int grid) {

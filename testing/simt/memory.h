@@ -69,7 +69,12 @@ class Memory {
     return old;
   }
   // Performs what the thread has stored, and what its CTA stored before its last barrier.
-  void Fence(Agent& agent);
+  void Release(Agent& agent);
+  // The same, and its loads return nothing older than this.
+  void Fence(Agent& agent) {
+    Release(agent);
+    agent.Synchronise(now_);
+  }
 
   bool has_fast() const { return !lists_[0].empty(); }
   bool has_slow() const { return !lists_[1].empty(); }

@@ -127,9 +127,10 @@ std::vector<Scenario> Faults() {
     // What the second launch tells and pushes may reach a peer in place of the first one's.
     s.codes = Bit(comm::FailureCode::kOverlap) | Bit(comm::FailureCode::kMismatch) |
               Bit(comm::FailureCode::kStaleOrForeign) | Bit(comm::FailureCode::kTimeout);
-    // The counters are of two launches; each ends, but one only when it has waited for a second.
-    s.limits.ticks = 600;
-    s.end_ns = 2500 * kMs;
+    // The counters are of two launches; each ends, but only when it has waited for others for a
+    // thousand looks.
+    s.limits.ticks = 3000;
+    s.end_ns = 12000 * kMs;
     all.push_back(s);
   }
   return all;

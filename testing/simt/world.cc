@@ -280,9 +280,10 @@ Verdict World::Judge(const std::string& wrong, std::string* what) const {
   for (const auto& launch : launches_) {
     all_right = all_right && launch->result == Launch::Result::kRight;
   }
-  // A launch that may overlap need not.
-  const bool harmless = scenario_.fault.overlaps && all_right;
-  if (scenario_.codes != 0u && !(harmless && !reported)) {
+  // A launch that may overlap need not; and one that begins when the launch before has arrived, but
+  // not completed, cannot be told from one that waited.
+  if (scenario_.fault.overlaps && !reported) return Verdict::kRight;
+  if (scenario_.codes != 0u) {
     if (!reported || !all_stopped) {
       *what = reported ? "not every rank was stopped" : "no failure was reported";
       return Verdict::kNoReport;
@@ -303,7 +304,9 @@ Verdict World::Judge(const std::string& wrong, std::string* what) const {
 
 Outcome World::Run(Body body, uint64_t seed) {
   Random random(seed ^ 0xA5A5A5A5u);
-  return Run(body, seed, Policy::Draw(random));
+  Policy policy = Policy::Draw(random);
+  if (scenario_.look_rate > 0) policy.look_rate = scenario_.look_rate;
+  return Run(body, seed, policy);
 }
 
 Outcome World::Run(Body body, uint64_t seed, const Policy& policy) {

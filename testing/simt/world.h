@@ -47,6 +47,7 @@ struct Scenario {
   Payload payload = Payload::kRandom;
   uint32_t first_epoch = 0xFFFFFFFEu;
   Limits limits;
+  uint32_t look_rate = 0;  // instead of the policy's, if not 0
   Fault fault;
   // With a fault: the codes that may be reported (bit c for code c), and until when all launches
   // must have ended. 0: nothing may be reported and every result is right.

@@ -7,8 +7,6 @@
 namespace stoker::offload {
 namespace {
 
-size_t ScaleBytes(ScaleType type) { return type == ScaleType::kFp32 ? 4 : 2; }
-
 cpu::ScaleType CpuScaleType(ScaleType type) {
   switch (type) {
     case ScaleType::kBf16:
@@ -22,9 +20,26 @@ cpu::ScaleType CpuScaleType(ScaleType type) {
 }
 
 cpu::PackedMatrix Matrix(const ExpertView& view, int part, int columns) {
-  return {reinterpret_cast<const uint8_t*>(view.parts[part]), view.parts[part + kGateScale],
-          static_cast<size_t>(columns) / 2,
-          columns / view.shape.group * ScaleBytes(view.shape.scale_type)};
+  // The parts of gate hold the rows of up, too, where they alternate.
+  const bool alternates = view.shape.interleaved && part != kDown;
+  const int stored = alternates ? kGate : part;
+  const size_t step = alternates ? 2 : 1;
+  const size_t first = alternates && part == kUp ? 1 : 0;
+  const size_t blocks = columns / view.shape.group;
+  const size_t weight_row = static_cast<size_t>(columns) / 2;
+  const size_t scale_row = blocks * ScaleBytes(view.shape.scale_type);
+  cpu::PackedMatrix matrix;
+  matrix.weights = reinterpret_cast<const uint8_t*>(view.parts[stored]) + first * weight_row;
+  matrix.scales = view.parts[stored + kGateScale] + first * scale_row;
+  matrix.weight_stride = step * weight_row;
+  matrix.scale_stride = step * scale_row;
+  if (view.shape.zero_points) {
+    matrix.zeros = view.parts[stored + kGateZero];
+    matrix.zero_stride = blocks * sizeof(uint32_t);
+    matrix.zero_row = static_cast<int>(first);
+    matrix.zero_row_step = static_cast<int>(step);
+  }
+  return matrix;
 }
 
 cpu::Expert ToCpu(const ExpertView& view) {
@@ -37,6 +52,7 @@ cpu::Expert ToCpu(const ExpertView& view) {
   expert.gate = Matrix(view, kGate, s.hidden);
   expert.up = Matrix(view, kUp, s.hidden);
   expert.down = Matrix(view, kDown, s.intermediate);
+  expert.swiglu = {s.swiglu.alpha, s.swiglu.beta, s.swiglu.limit};
   return expert;
 }
 

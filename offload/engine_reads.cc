@@ -145,7 +145,7 @@ void Engine::ReadChunks(ReadLane* lane, int number) {
 absl::Status Engine::Verify(const QueuedRead& queued, absl::Status status) const {
   const Read& read = queued.read;
   if (status.ok()) status = checkpoint_->CheckFile(read.file);
-  if (status.ok() && read.part >= kGateScale &&
+  if (status.ok() && IsScale(read.part) &&
       !FiniteScales(arena_->data() + queued.slot * layout_.slot_bytes + read.position, read.bytes,
                     checkpoint_->shape().scale_type)) {
     status = absl::DataLossError(

@@ -9,8 +9,8 @@
 
 namespace stoker::offload {
 
-// Weights [rows, columns / 2] bytes, low nibble first, value = nibble - 8; scales [rows,
-// columns / group] of shape.scale_type. Parts are indexed by Part.
+// Indexed by Part and laid out as it says, scales of shape.scale_type; value = nibble - zero. A
+// part that the shape has not may point anywhere.
 struct ExpertView {
   ExpertShape shape;
   std::array<const char*, kParts> parts;

@@ -13,6 +13,7 @@ int Tiles(int rows, int tile_rows) { return (rows + tile_rows - 1) / tile_rows; 
 SlotLayout::SlotLayout(const ExpertExtents& any_expert) {
   for (int part = 0; part < kParts; ++part) {
     region[part] = slot_bytes;
+    if (any_expert.parts[part].bytes == 0) continue;
     // A page for the congruent start, and the last page whole.
     slot_bytes += (any_expert.parts[part].bytes + 2 * kPage - 1) / kPage * kPage;
   }
@@ -35,13 +36,16 @@ LoadPlan MakeLoadPlan(const ExpertShape& shape, const ExpertExtents& extents,
     std::iota(tiles.begin(), tiles.end(), base + first_tile);
     plan.tiles.tiles_of_chunk.push_back(std::move(tiles));
   };
-  for (const int part : {kGateScale, kUpScale, kDownScale}) {
-    const int tiles = part == kDownScale ? plan.tiles.fc2_tiles : plan.tiles.fc1_tiles;
+  for (int part = kGateScale; part < kParts; ++part) {
+    if (extents.parts[part].bytes == 0) continue;
+    const int tiles = part % kGateScale == kDown ? plan.tiles.fc2_tiles : plan.tiles.fc1_tiles;
     add(part, 0, extents.parts[part].bytes, 0, tiles - 1);
   }
   for (const int part : {kGate, kUp, kDown}) {
     const Extent& extent = extents.parts[part];
-    const uint64_t row = (part == kDown ? shape.intermediate : shape.hidden) / 2;
+    // Of gate and up together where their rows alternate.
+    const uint64_t row =
+        (part == kDown ? shape.intermediate : shape.hidden * (shape.interleaved ? 2 : 1)) / 2;
     const int tile_rows = part == kDown ? kFc2TileRows : kFc1TileRows;
     uint64_t begin = 0;
     while (begin < extent.bytes) {

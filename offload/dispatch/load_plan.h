@@ -2,9 +2,9 @@
 // wait for which read.
 //
 // Every extent has its own region, at an address congruent to its file offset modulo 4 KiB (the
-// slot itself is aligned to 4 KiB). Scales are read first, one read an extent; weights are cut at
-// multiples of `chunk_bytes` of the file offset, so no byte is written by two reads. Pure
-// functions.
+// slot itself is aligned to 4 KiB). Scales and zero points are read first, one read an extent;
+// weights are cut at multiples of `chunk_bytes` of the file offset, so no byte is written by two
+// reads. Pure functions.
 #pragma once
 
 #include <array>

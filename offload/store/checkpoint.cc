@@ -1,203 +1,168 @@
 #include "offload/store/checkpoint.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <nlohmann/json.hpp>
-#include <set>
-#include <system_error>
+#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "offload/store/expert_names.h"
-#include "offload/store/safetensors.h"
 
 namespace stoker::offload {
 namespace {
 
-using Json = nlohmann::json;
+using Matrix = TensorSet::Matrix;
 
-constexpr uint64_t kMaxConfigBytes = 16ull << 20;
-constexpr size_t kMaxFiles = 1 << 16;
 constexpr uint64_t kMaxExtent = 1ull << 31;
-
-struct Found {
-  Tensor tensor;
-  int file = 0;
-};
-
-// Projection and kind of one expert: index is a Part.
-using Parts = std::array<Found, kParts>;
-
-struct Scan {
-  std::map<std::pair<int, int>, Parts> experts;  // (layer, expert)
-  std::string architecture;
-  std::vector<std::string> other_names;  // a few, for the message
-};
+constexpr uint64_t kMaxSide = 1 << 20;
+constexpr const char* kSuffixes[] = {"weight_packed", "weight_scale", "weight_zero_point"};
 
 absl::Status Refuse(absl::string_view what, absl::string_view remedy) {
   return absl::InvalidArgumentError(absl::StrCat(what, "; ", remedy));
 }
 
-// The scheme of config.json that the kernels know, or why not.
-absl::Status CheckScheme(const File& file, int* group) {
-  STOKER_ASSIGN_OR_RETURN(const FileIdentity identity, file.Identity());
-  if (identity.size > kMaxConfigBytes) return Refuse(file.path(), "more than 16 MiB");
-  std::string text(identity.size, '\0');
-  STOKER_RETURN_IF_ERROR(ReadFully(file, 0, absl::MakeSpan(text)));
-  const Json config = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  const Json& quantization = config.is_object() && config.contains("quantization_config")
-                                 ? config["quantization_config"]
-                                 : Json();
-  if (!quantization.is_object() ||
-      quantization.value("quant_method", Json()) != "compressed-tensors") {
-    return Refuse(absl::StrCat(file.path(),
-                               ": quantization_config.quant_method is not "
-                               "compressed-tensors"),
-                  "only that is read in place");
-  }
-  if (quantization.value("format", Json()) != "pack-quantized") {
-    return Refuse(absl::StrCat(file.path(), ": quantization format is not pack-quantized"),
-                  "only INT4 pack-quantized experts are supported");
-  }
-  const Json groups = quantization.value("config_groups", Json());
-  if (!groups.is_object() || groups.size() != 1) {
-    return Refuse(absl::StrCat(file.path(), ": needs exactly one entry in config_groups"),
-                  "mixed schemes are not supported");
-  }
-  const Json weights =
-      groups.begin()->is_object() ? groups.begin()->value("weights", Json()) : Json();
-  if (!weights.is_object() || weights.value("num_bits", Json()) != 4 ||
-      weights.value("type", Json("int")) != "int") {
-    return Refuse(absl::StrCat(file.path(), ": weights are not 4-bit integers"), "use INT4");
-  }
-  if (weights.value("symmetric", Json(true)) != true) {
-    return Refuse(absl::StrCat(file.path(), ": asymmetric weights (zero points)"),
-                  "quantise symmetrically");
-  }
-  const Json order = weights.value("actorder", Json());
-  if (!order.is_null() && order != false && order != "weight" && order != "static") {
-    return Refuse(absl::StrCat(file.path(), ": actorder ", order.dump(),
-                               " permutes the columns of "
-                               "the weights"),
-                  "quantise without it or with actorder 'static'");
-  }
-  const Json size = weights.value("group_size", Json());
-  if (size != 32 && size != 64 && size != 128) {
-    return Refuse(absl::StrCat(file.path(), ": group_size ", size.dump()), "use 32, 64 or 128");
-  }
-  *group = size.get<int>();
-  return absl::OkStatus();
-}
-
-absl::Status ScanFile(const File& file, int index, Scan* scan) {
-  STOKER_ASSIGN_OR_RETURN(std::vector<Tensor> tensors, ReadSafetensorsHeader(file));
-  for (Tensor& tensor : tensors) {
-    const auto name = ParseExpertTensorName(tensor.name);
-    if (!name) {
-      if (scan->other_names.size() < 8) scan->other_names.push_back(tensor.name);
-      continue;
-    }
-    if (name->suffix == "weight_zero_point" || name->suffix == "weight_g_idx") {
-      return Refuse(absl::StrCat(file.path(), ": tensor '", tensor.name, "'"),
-                    "asymmetric and activation-ordered experts are not supported");
-    }
-    const bool scale = name->suffix == "weight_scale";
-    if (!scale && name->suffix != "weight_packed") continue;
-    if (scan->architecture.empty()) scan->architecture = name->architecture;
-    if (scan->architecture != name->architecture) {
-      return Refuse(absl::StrCat(file.path(), ": tensor '", tensor.name, "'"),
-                    "two naming schemes in one checkpoint");
-    }
-    Found& found =
-        scan->experts[{name->layer, name->expert}][name->projection + (scale ? kGateScale : 0)];
-    if (!found.tensor.name.empty()) {
-      return Refuse(absl::StrCat("tensor '", tensor.name, "' is in two files"), "keep one");
-    }
-    found = {std::move(tensor), index};
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<ScaleType> ScaleTypeOf(const Tensor& tensor) {
-  if (tensor.type == "BF16") return ScaleType::kBf16;
-  if (tensor.type == "F16") return ScaleType::kFp16;
-  if (tensor.type == "F32") return ScaleType::kFp32;
-  return Refuse(absl::StrCat("tensor '", tensor.name, "' has type ", tensor.type),
+absl::StatusOr<ScaleType> ScaleTypeOf(const Matrix& matrix) {
+  if (matrix.type == "BF16") return ScaleType::kBf16;
+  if (matrix.type == "F16") return ScaleType::kFp16;
+  if (matrix.type == "F32") return ScaleType::kFp32;
+  return Refuse(absl::StrCat("tensor '", matrix.name, "' has type ", matrix.type),
                 "scales are BF16, F16 or F32");
 }
 
-absl::Status CheckTensor(const Tensor& tensor, uint64_t rows, uint64_t columns, bool scale) {
-  if ((!scale && tensor.type != "I32") || tensor.shape != std::vector<uint64_t>{rows, columns}) {
-    return Refuse(
-        absl::StrCat("tensor '", tensor.name, "' is ", tensor.type, " [",
-                     absl::StrJoin(tensor.shape, ", "), "]"),
-        absl::StrCat("expected ", scale ? "a scale" : "I32", " [", rows, ", ", columns, "]"));
-  }
-  const uint64_t alignment = tensor.type == "I32" || tensor.type == "F32" ? 4 : 2;
-  if (tensor.offset % alignment != 0) {
-    return Refuse(absl::StrCat("tensor '", tensor.name, "' starts at offset ", tensor.offset),
-                  "not a multiple of its element size");
+// Tensors beside the matrices that change what an expert computes.
+absl::Status RefuseUnknownParts(const TensorSet& tensors, const Scheme& scheme) {
+  for (const auto& [layer, experts] : tensors.layers) {
+    for (const auto& [expert, projections] : experts) {
+      for (const TensorsBySuffix& suffixes : projections) {
+        for (const auto& [suffix, found] : suffixes) {
+          const std::string tensor = absl::StrCat("tensor '", found.tensor.name, "'");
+          if (suffix == "weight_g_idx") {
+            return Refuse(absl::StrCat(tensor, " permutes the columns of the weights"),
+                          "quantise without activation order");
+          }
+          if (suffix == "weight_zero_point" && !scheme.zero_points) {
+            return Refuse(absl::StrCat(tensor, " is a zero point, but config.json says symmetric"),
+                          "take the config.json that belongs to the files");
+          }
+          if (suffix == "bias") return Refuse(tensor, "experts with biases are not supported");
+        }
+      }
+    }
   }
   return absl::OkStatus();
 }
 
-// The shape of one expert, every tensor of it checked.
-absl::StatusOr<ExpertShape> ShapeOf(const Parts& parts, int group) {
-  const Tensor& gate = parts[kGate].tensor;
-  if (gate.shape.size() != 2 || gate.shape[0] == 0 || gate.shape[1] == 0 ||
-      gate.shape[0] > (1u << 20) || gate.shape[1] > (1u << 20) || gate.bytes > kMaxExtent) {
-    return Refuse(absl::StrCat("tensor '", gate.name, "'"), "is not a matrix of a supported size");
+absl::Status CheckMatrix(const Matrix& matrix, uint64_t rows, uint64_t columns, int part) {
+  const bool words = !IsScale(part);
+  if ((words && matrix.type != "I32") || matrix.rows != rows || matrix.columns != columns) {
+    return Refuse(
+        absl::StrCat("tensor '", matrix.name, "' is ", matrix.type, " [", matrix.rows, ", ",
+                     matrix.columns, "] an expert"),
+        absl::StrCat("expected ", words ? "I32" : "a scale", " [", rows, ", ", columns, "]"));
   }
-  const uint64_t intermediate = gate.shape[0];
-  const uint64_t hidden = gate.shape[1] * 8;
-  if (hidden % group != 0 || intermediate % group != 0) {
-    return Refuse(absl::StrCat("tensor '", gate.name, "': ", intermediate, " x ", hidden),
-                  absl::StrCat("both must be multiples of the group size ", group));
+  const uint64_t alignment = matrix.type == "I32" || matrix.type == "F32" ? 4 : 2;
+  if (matrix.offset % alignment != 0 || matrix.bytes > kMaxExtent) {
+    return Refuse(absl::StrCat("tensor '", matrix.name, "': ", matrix.bytes, " bytes at offset ",
+                               matrix.offset),
+                  "expected a multiple of its element size, and at most 2 GiB");
   }
-  ExpertShape shape;
-  shape.hidden = static_cast<int>(hidden);
-  shape.intermediate = static_cast<int>(intermediate);
-  shape.group = group;
-  STOKER_ASSIGN_OR_RETURN(shape.scale_type, ScaleTypeOf(parts[kGateScale].tensor));
-  for (int part = 0; part < kParts; ++part) {
-    const bool scale = part >= kGateScale;
-    const bool down = part % kGateScale == kDown;
-    const uint64_t rows = down ? hidden : intermediate;
-    const uint64_t k = down ? intermediate : hidden;
-    STOKER_RETURN_IF_ERROR(CheckTensor(parts[part].tensor, rows, k / (scale ? group : 8), scale));
-    if (!scale) continue;
-    STOKER_ASSIGN_OR_RETURN(const ScaleType type, ScaleTypeOf(parts[part].tensor));
-    if (type != shape.scale_type) {
-      return Refuse(absl::StrCat("tensor '", parts[part].tensor.name, "'"),
-                    "the scales of an expert have different types");
-    }
-  }
-  return shape;
+  return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::string>> SafetensorsFiles(const std::string& directory) {
-  std::vector<std::string> paths;
-  std::error_code error;
-  std::filesystem::directory_iterator entry(directory, error);
-  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
-    if (entry->path().extension() == ".safetensors") paths.push_back(entry->path().string());
-    if (paths.size() > kMaxFiles) return Refuse(directory, "more than 65536 safetensors files");
+// Finds the parts of experts and their shape; all experts of a checkpoint go through one.
+class Resolver {
+ public:
+  Resolver(const TensorSet& tensors, const Scheme& scheme) : tensors_(tensors), scheme_(scheme) {}
+
+  absl::Status Resolve(int layer, int expert, ExpertShape* shape, ExpertExtents* extents) {
+    const bool fused = tensors_.Has(layer, expert, kProjectGateUp, kSuffixes[0]);
+    shape->group = scheme_.group;
+    shape->zero_points = scheme_.zero_points;
+    shape->interleaved = fused && scheme_.interleaved;
+    shape->swiglu = scheme_.swiglu;
+    STOKER_RETURN_IF_ERROR(SetSizes(layer, expert, fused, shape));
+    for (int kind = 0; kind < (scheme_.zero_points ? 3 : 2); ++kind) {
+      const auto add = [&](int projection, uint64_t rows, uint64_t k) {
+        return Add(layer, expert, projection, kind, rows, k, shape, extents);
+      };
+      const uint64_t i = shape->intermediate;
+      if (fused) {
+        STOKER_RETURN_IF_ERROR(add(kProjectGateUp, 2 * i, shape->hidden));
+      } else {
+        STOKER_RETURN_IF_ERROR(add(kProjectGate, i, shape->hidden));
+        STOKER_RETURN_IF_ERROR(add(kProjectUp, i, shape->hidden));
+      }
+      STOKER_RETURN_IF_ERROR(add(kProjectDown, shape->hidden, i));
+    }
+    return absl::OkStatus();
   }
-  if (error) return ErrnoStatus(error.value(), directory);
-  if (paths.empty()) return absl::NotFoundError(absl::StrCat(directory, " has no *.safetensors"));
-  std::sort(paths.begin(), paths.end());
-  return paths;
-}
+
+ private:
+  absl::Status SetSizes(int layer, int expert, bool fused, ExpertShape* shape) {
+    STOKER_ASSIGN_OR_RETURN(
+        const Matrix gate,
+        tensors_.Find(layer, expert, fused ? kProjectGateUp : kProjectGate, kSuffixes[0]));
+    if (gate.rows == 0 || gate.columns == 0 || gate.rows > 2 * kMaxSide ||
+        gate.columns > kMaxSide / 8 || (fused && gate.rows % 2 != 0)) {
+      return Refuse(
+          absl::StrCat("tensor '", gate.name, "' is [", gate.rows, ", ", gate.columns, "]"),
+          "is not a matrix of a supported size");
+    }
+    shape->intermediate = static_cast<int>(fused ? gate.rows / 2 : gate.rows);
+    shape->hidden = static_cast<int>(gate.columns * 8);
+    if (shape->hidden % shape->group != 0 || shape->intermediate % shape->group != 0) {
+      return Refuse(
+          absl::StrCat("tensor '", gate.name, "': ", shape->intermediate, " x ", shape->hidden),
+          absl::StrCat("both must be multiples of the group size ", shape->group));
+    }
+    return absl::OkStatus();
+  }
+
+  // `kind`: 0 weights, 1 scales, 2 zero points.
+  absl::Status Add(int layer, int expert, int projection, int kind, uint64_t rows, uint64_t k,
+                   ExpertShape* shape, ExpertExtents* extents) {
+    const bool fused = projection == kProjectGateUp;
+    const int part = 3 * kind + (fused ? 0 : projection);
+    STOKER_ASSIGN_OR_RETURN(const Matrix matrix,
+                            tensors_.Find(layer, expert, projection, kSuffixes[kind]));
+    STOKER_RETURN_IF_ERROR(
+        CheckMatrix(matrix, kind == 2 ? rows / 8 : rows, k / (kind == 0 ? 8 : shape->group), part));
+    if (kind == 1) {
+      STOKER_ASSIGN_OR_RETURN(const ScaleType type, ScaleTypeOf(matrix));
+      if (part != kGateScale && type != shape->scale_type) {
+        return Refuse(absl::StrCat("tensor '", matrix.name, "'"),
+                      "the scales of an expert have different types");
+      }
+      shape->scale_type = type;
+    }
+    Extent extent{matrix.file, matrix.offset, matrix.bytes};
+    if (fused && !shape->interleaved) {
+      extent.bytes /= 2;
+      extents->parts[part + kUp] = {extent.file, extent.offset + extent.bytes, extent.bytes};
+    }
+    extents->parts[part] = extent;
+    return absl::OkStatus();
+  }
+
+  const TensorSet& tensors_;
+  const Scheme& scheme_;
+};
 
 }  // namespace
 
 const char* PartName(int part) {
-  constexpr const char* kNames[] = {"gate weights", "up weights", "down weights",
-                                    "gate scales",  "up scales",  "down scales"};
+  constexpr const char* kNames[] = {"gate weights",     "up weights",     "down weights",
+                                    "gate scales",      "up scales",      "down scales",
+                                    "gate zero points", "up zero points", "down zero points"};
   return kNames[part];
+}
+
+size_t ScaleBytes(ScaleType type) { return type == ScaleType::kFp32 ? 4 : 2; }
+
+const char* ScaleTypeName(ScaleType type) {
+  if (type == ScaleType::kBf16) return "bf16";
+  return type == ScaleType::kFp16 ? "fp16" : "fp32";
 }
 
 uint64_t ExpertExtents::bytes() const {
@@ -206,53 +171,45 @@ uint64_t ExpertExtents::bytes() const {
   return sum;
 }
 
+absl::Status Checkpoint::AddLayer(const TensorSet& tensors, const Scheme& scheme, int layer) {
+  Resolver resolver(tensors, scheme);
+  for (int expert = 0; expert < experts_; ++expert) {
+    ExpertShape shape;
+    ExpertExtents extents;
+    STOKER_RETURN_IF_ERROR(resolver.Resolve(layer, expert, &shape, &extents));
+    if (extents_.empty()) shape_ = shape;
+    if (shape != shape_) {
+      return Refuse(absl::StrCat("layer ", layer, ", expert ", expert),
+                    "its shape or scale type is not that of the first expert");
+    }
+    extents_.push_back(extents);
+  }
+  layers_.push_back(layer);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& directory,
                                                              const FileOpener& opener) {
-  int group = 0;
   STOKER_ASSIGN_OR_RETURN(const auto config, opener(directory + "/config.json"));
-  STOKER_RETURN_IF_ERROR(CheckScheme(*config, &group));
-  STOKER_ASSIGN_OR_RETURN(const std::vector<std::string> paths, SafetensorsFiles(directory));
+  STOKER_ASSIGN_OR_RETURN(const Scheme scheme, ReadScheme(*config));
+  if (scheme.format != Format::kPackQuantized) {
+    return Refuse(absl::StrCat(directory, " is in the format ", FormatName(scheme.format)),
+                  "it cannot be read in place: convert it with stoker offload pack");
+  }
+  STOKER_ASSIGN_OR_RETURN(TensorSet tensors, OpenTensorSet(directory, opener));
+  STOKER_RETURN_IF_ERROR(RefuseUnknownParts(tensors, scheme));
   auto checkpoint = std::unique_ptr<Checkpoint>(new Checkpoint());
-  Scan scan;
-  for (const std::string& path : paths) {
-    STOKER_ASSIGN_OR_RETURN(auto file, opener(path));
-    STOKER_ASSIGN_OR_RETURN(const FileIdentity identity, file->Identity());
-    STOKER_RETURN_IF_ERROR(ScanFile(*file, static_cast<int>(checkpoint->files_.size()), &scan));
-    checkpoint->files_.push_back({std::move(file), identity});
+  checkpoint->architecture_ = tensors.architecture;
+  for (const auto& [layer, experts] : tensors.layers) {
+    checkpoint->experts_ = std::max(checkpoint->experts_, tensors.Experts(layer));
   }
-  if (scan.experts.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat(directory, " has no experts whose names are known (", SupportedExpertNames(),
-                     "); names found: ", absl::StrJoin(scan.other_names, ", ")));
-  }
-  std::set<int> layers;
-  for (const auto& [key, parts] : scan.experts) {
-    layers.insert(key.first);
-    checkpoint->experts_ = std::max(checkpoint->experts_, key.second + 1);
-  }
-  checkpoint->layers_.assign(layers.begin(), layers.end());
-  checkpoint->architecture_ = scan.architecture;
-  for (const int layer : layers) {
-    for (int expert = 0; expert < checkpoint->experts_; ++expert) {
-      const auto found = scan.experts.find({layer, expert});
-      ExpertExtents extents;
-      for (int part = 0; part < kParts; ++part) {
-        if (found == scan.experts.end() || found->second[part].tensor.name.empty()) {
-          return absl::NotFoundError(absl::StrCat(directory, ": layer ", layer, ", expert ", expert,
-                                                  " has no ", PartName(part)));
-        }
-        const Found& tensor = found->second[part];
-        extents.parts[part] = {tensor.file, tensor.tensor.offset, tensor.tensor.bytes};
-      }
-      STOKER_ASSIGN_OR_RETURN(const ExpertShape shape, ShapeOf(found->second, group));
-      if (checkpoint->extents_.empty()) checkpoint->shape_ = shape;
-      if (shape != checkpoint->shape_) {
-        return Refuse(absl::StrCat("layer ", layer, ", expert ", expert),
-                      "its shape or scale type is not that of the first expert");
-      }
-      checkpoint->extents_.push_back(extents);
+  for (const auto& [layer, experts] : tensors.layers) {
+    const absl::Status added = checkpoint->AddLayer(tensors, scheme, layer);
+    if (!added.ok()) {
+      return absl::Status(added.code(), absl::StrCat(directory, ": ", added.message()));
     }
   }
+  checkpoint->files_ = std::move(tensors.files);
   return checkpoint;
 }
 

@@ -1,9 +1,10 @@
-// How architectures name the tensors of their experts: one table.
+// How architectures name and lay out the tensors of their experts: one table.
 //
 //   std::optional<ExpertTensorName> name = ParseExpertTensorName(
 //       "model.layers.3.mlp.experts.17.gate_proj.weight_packed");
 //
-// Pure functions, thread-safe.
+// A tensor holds one expert, or all of a layer stacked along its first dimension. Gate and up are
+// two tensors or one. Pure functions, thread-safe.
 #pragma once
 
 #include <optional>
@@ -13,11 +14,15 @@
 
 namespace stoker::offload {
 
+enum Projection { kProjectGate, kProjectUp, kProjectDown, kProjectGateUp, kProjections };
+
 struct ExpertTensorName {
+  static constexpr int kStacked = -1;
+
   const char* architecture;
   int layer = 0;
-  int expert = 0;
-  int projection = 0;  // 0 gate, 1 up, 2 down
+  int expert = 0;      // or kStacked
+  int projection = 0;  // a Projection
   std::string suffix;  // "weight_packed", "weight_scale", ...
 };
 

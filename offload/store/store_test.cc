@@ -122,7 +122,7 @@ TEST_F(CheckpointTest, RefusesSchemesThatTheKernelsDoNotKnow) {
   Config("\"actorder\": \"group\"", "\"actorder\": null");
   EXPECT_EQ(OpenMessage(), "OK");
   Config("\"symmetric\": true", "\"symmetric\": false");
-  EXPECT_THAT(OpenMessage(), HasSubstr("asymmetric"));
+  EXPECT_THAT(OpenMessage(), HasSubstr("zero_point"));
   Config("\"num_bits\": 4", "\"num_bits\": 8");
   EXPECT_THAT(OpenMessage(), HasSubstr("4-bit"));
   Config("pack-quantized", "marlin-24");

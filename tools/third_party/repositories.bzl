@@ -154,10 +154,13 @@ def _torch_impl(ctx):
     include = str(lib) + "/site-packages/torch/include"
     ctx.symlink(include, "include")
     ctx.file("python.sh", "#!/bin/sh\nexec %s/bin/python \"$@\"\n" % python, executable = True)
+
+    # The same with the writers of checkpoints, which take seconds to import.
+    ctx.file("python_formats.sh", "#!/bin/sh\nPYTHONPATH=%s/formats exec %s/bin/python \"$@\"\n" % (cache, python), executable = True)
     ctx.file("BUILD", """
 package(default_visibility = ["//visibility:public"])
 
-exports_files(["python.sh"])
+exports_files(["python.sh", "python_formats.sh"])
 
 # Headers only: the symbols are those of the process that loads the op libraries.
 cc_library(

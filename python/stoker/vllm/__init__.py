@@ -1,0 +1,54 @@
+"""The plug-in for vLLM. `register` is the entry point of the group `vllm.general_plugins`.
+
+STOKER_VLLM chooses: `auto` (default: engages where a measured row says that fused is faster), `on`, `off` (vLLM's own
+code, exactly), `reference` (the same numbers from separate operations). See docs/vllm.md.
+"""
+
+import logging
+import multiprocessing
+
+from stoker.vllm import gate
+
+logger = logging.getLogger("vllm.stoker")
+
+# Architectures whose models are replaced, by the class that replaces them.
+MODELS = {"Qwen3MoeForCausalLM": "stoker.vllm.qwen3_moe:StokerQwen3MoeForCausalLM"}
+
+_registered = False
+
+
+def register():
+    """Called by vLLM in each of its processes. Idempotent, touches no device, raises nothing.
+
+    Whether a model's layers are then fused is decided when the model is built (engage.py), which logs one line; where
+    it is known here already that nothing will be, this logs the reason, in the process that was started by the user.
+    """
+    global _registered
+    if _registered:
+        return
+    _registered = True
+    try:
+        reason = _register()
+    except Exception as error:  # vLLM must start without the plug-in
+        reason = f"{type(error).__name__}: {error}"
+    if reason is not None and multiprocessing.parent_process() is None:
+        logger.info("Stoker is off: %s", reason)
+
+
+def _register():
+    mode, error = gate.mode_of()
+    if error is not None:
+        return error
+    if mode == "off":
+        return "STOKER_VLLM=off"
+    import vllm
+
+    reason = gate.version_reason(vllm.__version__)
+    if reason is not None:
+        return reason
+    gate.max_tokens()  # refuses a bad value here, by name
+    from vllm.model_executor.models import ModelRegistry
+
+    for architecture, replacement in MODELS.items():
+        ModelRegistry.register_model(architecture, replacement)
+    return None

@@ -1,0 +1,120 @@
+"""Whether the plug-in may engage: pure functions from facts to a verdict. Imports neither vLLM nor CUDA."""
+
+import dataclasses
+import os
+
+MODES = ("auto", "on", "off", "reference")
+
+# The releases of vLLM that the tests run with (`tools/test --vllm`). On any other the plug-in stays off.
+TESTED_VLLM = ("0.32.0",)
+WORLDS = (2, 4, 8)
+# (GPU architecture, ranks) for which docs/benchmarks has rows of several GPUs where the fused op is faster than the
+# best unfused one. None yet: the rows there are from one GPU.
+FASTER = frozenset()
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_103")
+MAX_TOKENS_DEFAULT = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What the verdict depends on, as read from vLLM's configuration by `facts_of`."""
+
+    world: int = 2
+    pipeline: int = 1
+    data_parallel: int = 1
+    expert_parallel: bool = False
+    dual_batch_overlap: bool = False
+    lora: bool = False
+    sequence_parallel: bool = False
+    draft_model: bool = False
+    sleep_mode: bool = False
+    compiled: bool = False
+    context_parallel: int = 1
+    expert_balancing: bool = False
+    dtype: str = "bfloat16"
+    hosts: int = 1
+    device: str = "cpu"  # "cpu", or the GPU architecture such as "sm_90"
+    peer_access: bool = True
+
+
+def mode_of(environment=None):
+    """(mode, error): STOKER_VLLM, `auto` when unset; error is None or what is wrong with it."""
+    value = (os.environ if environment is None else environment).get("STOKER_VLLM", "auto").strip().lower()
+    if value not in MODES:
+        return "off", f"STOKER_VLLM={value!r} is not one of {', '.join(MODES)}"
+    return value, None
+
+
+def version_reason(version):
+    """None where this release of vLLM is tested, else why the plug-in stays off."""
+    plain = version.split("+")[0]
+    if plain in TESTED_VLLM:
+        return None
+    return f"vLLM {version} is untested; tested: {', '.join(TESTED_VLLM)}"
+
+
+def reason_off(mode, facts):
+    """None where the plug-in may engage with these facts, else the one reason why not."""
+    checks = (
+        (mode == "off", "STOKER_VLLM=off"),
+        (facts.world == 1, "tensor parallel size 1: there is no all-reduce"),
+        (facts.world not in WORLDS, f"tensor parallel size {facts.world}; supported: 2, 4, 8"),
+        (facts.hosts != 1, f"the tensor-parallel group spans {facts.hosts} hosts; supported: 1"),
+        (facts.pipeline != 1, f"pipeline parallel size {facts.pipeline}: a stage's last layer has no successor"),
+        (facts.data_parallel != 1, f"data parallel size {facts.data_parallel}; supported: 1"),
+        (facts.expert_parallel, "expert parallel: the experts' combine is a collective of its own"),
+        (facts.expert_balancing, "expert load balancing (EPLB)"),
+        (facts.context_parallel != 1, f"context parallel size {facts.context_parallel}; supported: 1"),
+        (facts.sequence_parallel, "sequence parallelism: the residual stream is scattered"),
+        (facts.dual_batch_overlap, "dual-batch overlap: two launches of a group would be in flight"),
+        (facts.lora, "LoRA: its adapters add to the experts' output after the GEMM"),
+        (facts.draft_model, "speculative decoding: a draft head or its auxiliary hidden states"
+                            " take the layer's reduced output"),
+        (facts.sleep_mode, "sleep mode: it would release memory that peers have mapped"),
+        (facts.compiled, "the model is compiled; the plug-in's layers run with --enforce-eager"),
+        (facts.dtype not in ("bfloat16", "float16"), f"dtype {facts.dtype}; supported: bfloat16, float16"),
+        (facts.device != "cpu" and facts.device not in ARCHITECTURES,
+         f"GPU {facts.device}; supported: {', '.join(ARCHITECTURES)}"),
+        (not facts.peer_access, "no peer access between the GPUs of the group"),
+        (mode == "auto" and (facts.device, facts.world) not in FASTER,
+         f"no measured row says that fused is faster on {facts.device} with {facts.world} ranks;"
+         " STOKER_VLLM=on engages it"),
+    )
+    return next((reason for refused, reason in checks if refused), None)
+
+
+def facts_of(vllm_config, world, hosts=1, device="cpu", peer_access=True):
+    """Reads a vllm.config.VllmConfig. world, hosts: of the tensor-parallel group."""
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    compilation = vllm_config.compilation_config
+    passes = getattr(compilation, "pass_config", None)
+    return Facts(
+        world=world,
+        pipeline=parallel.pipeline_parallel_size,
+        data_parallel=parallel.data_parallel_size,
+        expert_parallel=bool(parallel.enable_expert_parallel),
+        dual_batch_overlap=bool(getattr(parallel, "enable_dbo", False)),
+        lora=vllm_config.lora_config is not None,
+        sequence_parallel=bool(getattr(parallel, "use_sequence_parallel_moe", False)
+                               or getattr(passes, "enable_sp", False)),
+        draft_model=vllm_config.speculative_config is not None,
+        sleep_mode=bool(getattr(model, "enable_sleep_mode", False)),
+        compiled=int(compilation.mode or 0) != 0,
+        context_parallel=max(getattr(parallel, "prefill_context_parallel_size", 1),
+                             getattr(parallel, "decode_context_parallel_size", 1)),
+        expert_balancing=bool(getattr(parallel, "enable_eplb", False)),
+        dtype=str(model.dtype).removeprefix("torch."),
+        hosts=hosts,
+        device=device,
+        peer_access=peer_access,
+    )
+
+
+def max_tokens(environment=None):
+    """The largest launch: STOKER_VLLM_MAX_TOKENS, 1 to 4096; more tokens take the unfused path."""
+    text = (os.environ if environment is None else environment).get("STOKER_VLLM_MAX_TOKENS", "")
+    if not text:
+        return MAX_TOKENS_DEFAULT
+    if not text.isdigit() or not 1 <= int(text) <= 4096:
+        raise ValueError(f"STOKER_VLLM_MAX_TOKENS={text!r}; a number from 1 to 4096 is needed")
+    return int(text)

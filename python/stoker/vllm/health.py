@@ -1,0 +1,40 @@
+"""The backstop of failures in serving: a thread that watches the group's health page and ends the worker.
+
+The first line is `Tail.check`, once a step where the model makes its logits. If a worker waits elsewhere
+and never gets there, the watcher logs the report and, after a grace that lets the exception arrive first, ends the
+process; vLLM's engine notices a worker that is gone and stops.
+"""
+
+import logging
+import os
+import threading
+
+POLL_SECONDS = 0.5
+GRACE_SECONDS = 3.0
+EXIT_STATUS = 70  # EX_SOFTWARE of sysexits.h
+
+logger = logging.getLogger("vllm.stoker")
+
+
+class Watcher(threading.Thread):
+    """A daemon thread. health: a callable that returns None or the report; end: called with the exit status."""
+
+    def __init__(self, health, end=os._exit, poll=POLL_SECONDS, grace=GRACE_SECONDS):
+        super().__init__(name="stoker-health", daemon=True)
+        self._health, self._end, self._poll, self._grace = health, end, poll, grace
+        self._ended = threading.Event()
+
+    def run(self):
+        while not self._ended.wait(self._poll):
+            report = self._health()
+            if report is None:
+                continue
+            logger.error("%s; this worker ends in %.0f s", report, self._grace)
+            if not self._ended.wait(self._grace):
+                self._end(EXIT_STATUS)
+            return
+
+    def stop(self):
+        """Returns when the thread has ended, at most one poll later."""
+        self._ended.set()
+        self.join(self._poll + 5)

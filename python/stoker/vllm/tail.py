@@ -1,0 +1,101 @@
+"""The tail of a decoder layer for vLLM: sum over ranks, residual, RMSNorm, with the experts' finalize in front.
+
+One op owns its fallback. Whether a call is fused depends on the number of tokens, the hidden size and the dtype alone,
+so all ranks agree and a captured graph never changes its path.
+"""
+
+import collections
+import os
+
+import torch
+import torch.distributed as dist
+
+from stoker.vllm import reference
+
+_counters = collections.Counter()
+
+
+def counters():
+    """Calls in this process by kind: "fused", "reference", and "fallback: <reason>"; plus "forwards"."""
+    return dict(_counters)
+
+
+def count(what):
+    _counters[what] += 1
+
+
+class Tail:
+    """What the layers of one model share: the communicator, or the group of the reference path.
+
+    communicator: a stoker.Communicator, or None for the reference path. group: the torch process group of the
+    tensor-parallel ranks, for the unfused paths. capacity, hidden_max: the communicator's plan.
+    Calls are collective over the group and follow the model's order; one thread at a time.
+    """
+
+    def __init__(self, group, capacity, hidden_max, communicator=None, strict=None):
+        self.group = group
+        self.capacity = capacity
+        self.hidden_max = hidden_max
+        self.communicator = communicator
+        self.strict = os.environ.get("STOKER_STRICT") == "1" if strict is None else strict
+
+    def refusal(self, tokens, hidden, dtype):
+        """None where a call of this shape is fused, else the reason, which is also the counter's name."""
+        if dtype not in (torch.bfloat16, torch.float16):
+            return "dtype"
+        if tokens > self.capacity:
+            return "tokens above the workspace"
+        if hidden > self.hidden_max or hidden % 8 != 0:
+            return "hidden size"
+        return None
+
+    def allreduce_rmsnorm(self, partial, residual, gamma, eps, site):
+        """partial [tokens, hidden]: this rank's share. Returns (norm_out, residual_out), new tensors."""
+        reason = self.refusal(partial.shape[0], partial.shape[1], partial.dtype)
+        if reason is not None:
+            return self._fall_back(reason, partial, residual, gamma, eps)
+        if self.communicator is None:
+            count("reference")
+            return self._unfused(partial, residual, gamma, eps)
+        count("fused")
+        residual_out, norm_out = torch.ops.stoker.allreduce_rmsnorm(
+            partial.contiguous(), gamma, self.communicator.handle, residual=residual, eps=eps, site=site)
+        return norm_out, residual_out
+
+    def finalize_allreduce_rmsnorm(self, rows, indices, weights, shared, scaling, residual, gamma, eps, site):
+        """rows [any, hidden] un-weighted; indices, weights [tokens, top_k]; shared [tokens, hidden] or None."""
+        reason = self.refusal(indices.shape[0], rows.shape[1], rows.dtype)
+        if reason is not None or self.communicator is None:
+            partial = reference.finalize(rows, indices, weights, shared, scaling)
+            if reason is not None:
+                return self._fall_back(reason, partial, residual, gamma, eps)
+            count("reference")
+            return self._unfused(partial, residual, gamma, eps)
+        count("fused")
+        residual_out, norm_out = torch.ops.stoker.moe_finalize_allreduce_rmsnorm(
+            rows, indices, weights, gamma, self.communicator.handle, shared=shared, residual=residual, eps=eps,
+            routed_scaling_factor=scaling, site=site)
+        return norm_out, residual_out
+
+    def _fall_back(self, reason, partial, residual, gamma, eps):
+        count(f"fallback: {reason}")
+        if self.strict:
+            raise RuntimeError(f"stoker: {reason}: {partial.shape[0]} tokens of {partial.shape[1]} {partial.dtype}; "
+                               f"the workspace takes {self.capacity} tokens of up to {self.hidden_max}, a multiple "
+                               "of 8, bfloat16 or float16 (STOKER_STRICT=1 forbids the unfused path)")
+        return self._unfused(partial, residual, gamma, eps)
+
+    def _unfused(self, partial, residual, gamma, eps):
+        mine = partial.contiguous()
+        bytes_ = mine.view(torch.uint8)  # gloo gathers no bfloat16
+        gathered = [torch.empty_like(bytes_) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(gathered, bytes_, group=self.group)
+        total = reference.sum_of_ranks([g.view(mine.dtype) for g in gathered])
+        residual_out, norm_out = reference.add_rmsnorm(total, gamma, residual, eps)
+        return norm_out, residual_out
+
+    def check(self):
+        """Raises with the report's words if any rank of the group has reported a failure: one read of host memory."""
+        report = None if self.communicator is None else self.communicator.health()
+        if report is not None:
+            raise RuntimeError(f"{report} (the engine stops: this step's tokens are not to be used)")

@@ -1,0 +1,6 @@
+"""Finds the package in the build tree."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))

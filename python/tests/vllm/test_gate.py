@@ -1,0 +1,166 @@
+"""The plug-in's gate: one test per reason to stay off, and register() in processes with a stand-in for vLLM."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+from stoker.vllm import gate
+
+REASONS = {
+    "tensor parallel size 1": dict(world=1),
+    "tensor parallel size 3": dict(world=3),
+    "tensor parallel size 16": dict(world=16),
+    "spans 2 hosts": dict(hosts=2),
+    "pipeline parallel size 2": dict(pipeline=2),
+    "data parallel size 4": dict(data_parallel=4),
+    "expert parallel": dict(expert_parallel=True),
+    "expert load balancing": dict(expert_balancing=True),
+    "context parallel size 2": dict(context_parallel=2),
+    "sequence parallelism": dict(sequence_parallel=True),
+    "dual-batch overlap": dict(dual_batch_overlap=True),
+    "LoRA": dict(lora=True),
+    "draft head": dict(draft_model=True),
+    "sleep mode": dict(sleep_mode=True),
+    "compiled": dict(compiled=True),
+    "dtype float32": dict(dtype="float32"),
+    "GPU sm_75": dict(device="sm_75"),
+    "no peer access": dict(device="sm_90", peer_access=False),
+}
+
+
+def test_on_engages_with_the_default_facts():
+    assert gate.reason_off("on", gate.Facts()) is None
+    assert gate.reason_off("reference", gate.Facts()) is None
+    assert gate.reason_off("on", gate.Facts(device="sm_90", world=8)) is None
+
+
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("mode", ["on", "auto", "reference"])
+def test_a_reason_is_named(reason, mode):
+    assert reason in gate.reason_off(mode, gate.Facts(**REASONS[reason]))
+
+
+def test_every_fact_but_the_allowed_ones_is_refused_by_some_test():
+    assert {f.name for f in dataclasses.fields(gate.Facts)} == {name for facts in REASONS.values() for name in facts}
+
+
+def test_auto_needs_a_measured_row(monkeypatch):
+    assert "no measured row" in gate.reason_off("auto", gate.Facts(device="sm_90", world=4))
+    monkeypatch.setattr(gate, "FASTER", frozenset({("sm_90", 4)}))
+    assert gate.reason_off("auto", gate.Facts(device="sm_90", world=4)) is None
+    assert "no measured row" in gate.reason_off("auto", gate.Facts(device="sm_90", world=8))
+
+
+def test_an_untested_version_stays_off():
+    assert all(gate.version_reason(version) is None for version in gate.TESTED_VLLM)
+    assert gate.version_reason(gate.TESTED_VLLM[0] + "+cpu") is None
+    for version in ("0.31.0", "0.32.1", "1.0.0rc1"):
+        assert version in gate.version_reason(version) and "untested" in gate.version_reason(version)
+
+
+def test_modes():
+    assert gate.mode_of({}) == ("auto", None)
+    assert gate.mode_of({"STOKER_VLLM": " Reference "}) == ("reference", None)
+    mode, error = gate.mode_of({"STOKER_VLLM": "yes"})
+    assert mode == "off" and "'yes'" in error and "auto, on, off, reference" in error
+
+
+def test_max_tokens():
+    assert gate.max_tokens({}) == gate.MAX_TOKENS_DEFAULT
+    assert gate.max_tokens({"STOKER_VLLM_MAX_TOKENS": "7"}) == 7
+    for bad in ("0", "4097", "many", "-1"):
+        with pytest.raises(ValueError, match="1 to 4096"):
+            gate.max_tokens({"STOKER_VLLM_MAX_TOKENS": bad})
+
+
+def config(**changes):
+    parallel = dict(pipeline_parallel_size=1, data_parallel_size=1, enable_expert_parallel=False, enable_dbo=False,
+                    use_sequence_parallel_moe=False, prefill_context_parallel_size=1,
+                    decode_context_parallel_size=1, enable_eplb=False)
+    model = dict(dtype="torch.bfloat16", enable_sleep_mode=False)
+    compilation = dict(mode=0, pass_config=types.SimpleNamespace(enable_sp=False))
+    top = dict(lora_config=None, speculative_config=None)
+    for name, value in changes.items():
+        next(part for part in (parallel, model, compilation, top) if name in part)[name] = value
+    return types.SimpleNamespace(parallel_config=types.SimpleNamespace(**parallel),
+                                 model_config=types.SimpleNamespace(**model),
+                                 compilation_config=types.SimpleNamespace(**compilation), **top)
+
+
+READ = {"pipeline_parallel_size": (2, "pipeline"), "data_parallel_size": (2, "data_parallel"),
+        "enable_expert_parallel": (True, "expert_parallel"), "enable_dbo": (True, "dual_batch_overlap"),
+        "use_sequence_parallel_moe": (True, "sequence_parallel"),
+        "pass_config": (types.SimpleNamespace(enable_sp=True), "sequence_parallel"),
+        "prefill_context_parallel_size": (2, "context_parallel"),
+        "decode_context_parallel_size": (2, "context_parallel"), "enable_eplb": (True, "expert_balancing"),
+        "dtype": ("torch.float32", "dtype"), "enable_sleep_mode": (True, "sleep_mode"), "mode": (3, "compiled"),
+        "lora_config": (object(), "lora"), "speculative_config": (object(), "draft_model")}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_fact_is_read_from_the_configuration(name):
+    value, fact = READ[name]
+    plain, changed = gate.facts_of(config(), world=2), gate.facts_of(config(**{name: value}), world=2)
+    different = {f.name for f in dataclasses.fields(plain)
+                 if getattr(plain, f.name) != getattr(changed, f.name)}
+    assert different == {fact}
+    assert gate.reason_off("on", plain) is None and gate.reason_off("on", changed) is not None
+
+
+STAND_IN = """
+__version__ = {version!r}
+"""
+MODELS = """
+class Registry:
+    models = {{}}
+    def register_model(self, architecture, replacement):
+        {body}
+ModelRegistry = Registry()
+"""
+DRIVER = """
+import json, logging, sys
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+import stoker.vllm
+stoker.vllm.register(); stoker.vllm.register()
+import torch
+from vllm.model_executor.models import ModelRegistry
+print(json.dumps([ModelRegistry.models, torch.cuda.is_initialized()]))
+"""
+
+
+def start(folder, mode, version="0.32.0", body="self.models[architecture] = replacement"):
+    models = folder / "vllm/model_executor/models"
+    models.mkdir(parents=True)
+    (folder / "vllm/__init__.py").write_text(STAND_IN.format(version=version))
+    (folder / "vllm/model_executor/__init__.py").write_text("")
+    (models / "__init__.py").write_text(MODELS.format(body=body))
+    package = pathlib.Path(gate.__file__).parents[2]
+    environment = dict(os.environ, PYTHONPATH=f"{package}:{folder}", STOKER_VLLM=mode)
+    done = subprocess.run([sys.executable, "-c", DRIVER], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    models, cuda = json.loads(done.stdout.splitlines()[-1])
+    assert cuda is False
+    return models, [line for line in done.stderr.splitlines() if "Stoker" in line]
+
+
+@pytest.mark.parametrize("mode", ["auto", "reference"])
+def test_register_replaces_the_models_and_leaves_the_line_to_the_engine(tmp_path, mode):
+    models, lines = start(tmp_path, mode)
+    assert models == {"Qwen3MoeForCausalLM": "stoker.vllm.qwen3_moe:StokerQwen3MoeForCausalLM"} and lines == []
+
+
+@pytest.mark.parametrize("mode,version,body,reason", [
+    ("off", "0.32.0", "self.models[architecture] = replacement", "STOKER_VLLM=off"),
+    ("perhaps", "0.32.0", "self.models[architecture] = replacement", "'perhaps' is not one of"),
+    ("on", "0.99.0", "self.models[architecture] = replacement", "vLLM 0.99.0 is untested"),
+    ("on", "0.32.0", "raise RuntimeError('registry is closed')", "RuntimeError: registry is closed"),
+])
+def test_register_says_why_it_does_nothing_and_never_raises(tmp_path, mode, version, body, reason):
+    models, lines = start(tmp_path, mode, version, body)
+    assert models == {} and len(lines) == 1 and "Stoker is off: " in lines[0] and reason in lines[0]

@@ -22,24 +22,32 @@ inline constexpr size_t kAheadBytes = 1024;
 // 16 blocks, 9 to 15, or at most 8.
 enum class Run { kWhole, kTail, kHalfTail };
 
-// Dots of 16 blocks of kGroup.
+// Dots of 16 blocks of kGroup, from those of blocks of 32.
 template <class Arch, int kGroup, Run kRun, int P>
 inline void BlockDots(const uint8_t* weights, int bytes, const int8_t* const* x,
                       typename Arch::Ints* dots) {
   if constexpr (kGroup == 32) {
     Arch::template Dots<kRun, P>(weights, bytes, x, dots);
   } else {
-    constexpr Run kHalves = kRun == Run::kWhole ? Run::kWhole : Run::kTail;
-    BlockDots<Arch, kGroup / 2, kHalves, P>(weights, bytes, x, dots);
-    typename Arch::Ints high[P];
-    if constexpr (kRun == Run::kHalfTail) {
-      for (int p = 0; p < P; ++p) high[p] = Arch::NoInts();
-    } else {
-      const int8_t* far[P];
-      for (int p = 0; p < P; ++p) far[p] = x[p] + 8 * kGroup;
-      BlockDots<Arch, kGroup / 2, kHalves, P>(weights + 4 * kGroup, bytes - 4 * kGroup, far, high);
+    constexpr Run kPart = kRun == Run::kWhole ? Run::kWhole : Run::kTail;
+    constexpr int kUsed = kRun == Run::kHalfTail ? kGroup / 64 : kGroup / 32;
+    typename Arch::Ints parts[kGroup / 32][P];
+    for (int i = kUsed; i < kGroup / 32; ++i) {
+      for (int p = 0; p < P; ++p) parts[i][p] = Arch::NoInts();
     }
-    for (int p = 0; p < P; ++p) dots[p] = Arch::Pairs(dots[p], high[p]);
+    const int8_t* from[P];
+    for (int p = 0; p < P; ++p) from[p] = x[p];
+#pragma GCC unroll 1  // compilers would unroll it into much code that is no faster
+    for (int i = 0; i < kUsed; ++i) {
+      Arch::template Dots<kPart, P>(weights + 256 * i, bytes - 256 * i, from, parts[i]);
+      for (int p = 0; p < P; ++p) from[p] += 512;
+    }
+    for (int n = kGroup / 64; n > 0; n /= 2) {
+      for (int i = 0; i < n; ++i) {
+        for (int p = 0; p < P; ++p) parts[i][p] = Arch::Pairs(parts[2 * i][p], parts[2 * i + 1][p]);
+      }
+    }
+    for (int p = 0; p < P; ++p) dots[p] = parts[0][p];
   }
 }
 
@@ -193,14 +201,11 @@ void Tile(const Expert& e, const PreparedRows& in, int begin, int end, const Out
   for (; in.tokens - token >= 4; token += 4) {
     Tokens<Arch, kFirst, kGroup, 4>(e, in, token, begin, end, out);
   }
-  switch (in.tokens - token) {
-    case 3:
-      return Tokens<Arch, kFirst, kGroup, 3>(e, in, token, begin, end, out);
-    case 2:
-      return Tokens<Arch, kFirst, kGroup, 2>(e, in, token, begin, end, out);
-    case 1:
-      return Tokens<Arch, kFirst, kGroup, 1>(e, in, token, begin, end, out);
+  if (in.tokens - token >= 2) {
+    Tokens<Arch, kFirst, kGroup, 2>(e, in, token, begin, end, out);
+    token += 2;
   }
+  if (token < in.tokens) Tokens<Arch, kFirst, kGroup, 1>(e, in, token, begin, end, out);
 }
 
 template <class Arch, bool kFirst>

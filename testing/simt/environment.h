@@ -70,7 +70,7 @@ class SimtEnvironment {
     return LoadWords(p, false);
   }
   void StorePacket(comm::Packet* p, const comm::Packet& packet) {
-    TheMachine()->Point();
+    TheMachine()->Point(comm::kPacketWords);
     StoreWords(p, packet);
   }
   uint64_t LoadHeader(const uint64_t* p) { return LoadWord64(p); }
@@ -82,7 +82,12 @@ class SimtEnvironment {
     return value;
   }
   void StoreWord(uint32_t* p, uint32_t v) {
-    TheMachine()->Point();
+    // The launch's log is read only after a failure.
+    const char* ring =
+        reinterpret_cast<const char*>(comm::RingOf(params().workspace[params().rank]));
+    const int64_t at = reinterpret_cast<const char*>(p) - ring;
+    TheMachine()->Point(
+        1, at < 0 || at >= int64_t{comm::kLaunchRing} * int64_t{sizeof(comm::LaunchEntry)});
     memory().Store(agent(), memory().Word(p), 1, &v);
   }
   uint64_t LoadWord64(const uint64_t* p) {
@@ -92,7 +97,7 @@ class SimtEnvironment {
     return values[0] | static_cast<uint64_t>(values[1]) << 32;
   }
   void StoreWord64(uint64_t* p, uint64_t v) {
-    TheMachine()->Point();
+    TheMachine()->Point(1);
     const uint32_t values[2] = {static_cast<uint32_t>(v), static_cast<uint32_t>(v >> 32)};
     memory().Store(agent(), memory().Word(p), 2, values);
   }

@@ -80,13 +80,21 @@ std::vector<Exploration> Explorations() {
     s.limits.resident_ctas = 2;
   }
   {
-    Scenario& s = add("LargeOneShot", 30000);
+    Scenario& s = add("LargeOneShot", 15000);
     s.world = 3;
     s.cluster_size = 2;
     s.packets = 33;
     s.tokens = {2, 1, 2, 2};
     s.early_trigger = true;
     s.limits.resident_ctas = 4;
+  }
+  {
+    Scenario& s = add("LargeOneShotOfTwoClusters", 15000);
+    s.world = 3;
+    s.clusters = 2;
+    s.cluster_size = 2;
+    s.packets = 33;
+    s.tokens = {1, 2, 1, 2};
   }
   {
     Scenario& s = add("LargeTwoShot", 10000);
@@ -98,7 +106,7 @@ std::vector<Exploration> Explorations() {
     s.tokens = {2, 3, 1, 2};
   }
   {
-    Scenario& s = add("LargeFinalize", 2000);
+    Scenario& s = add("LargeFinalize", 1000);
     s.world = 4;
     s.clusters = 2;
     s.cluster_size = 2;

@@ -52,6 +52,9 @@ std::string Machine::Run(uint64_t seed, const Policy& policy, const Limits& limi
   clock_ns_ = 0;
   ticks_ = 0;
   steps_ = 0;
+  choices_ = 0;
+  delays_done_ = 0;
+  queue_.clear();
   hung_ = stopped_ = false;
   wrong_.clear();
   ranks_.clear();
@@ -88,7 +91,7 @@ std::string Machine::Run(uint64_t seed, const Policy& policy, const Limits& limi
   for (const Watcher& watcher : watchers_) memory_.Watch(watcher.word);
   undone_ = static_cast<int>(grids_.size());
   TheMachine() = this;
-  Loop();
+  policy.delays == nullptr ? Loop() : LoopInTurn();
   if (wrong_.empty()) return wrong_;
   for (const auto& thread : pool_) thread->fiber = boost::context::fiber();  // unwinds it
   idle_.clear();
@@ -96,30 +99,58 @@ std::string Machine::Run(uint64_t seed, const Policy& policy, const Limits& limi
   return wrong_;
 }
 
+void Machine::HearOfChanges() {
+  for (int32_t id : memory_.woken()) {
+    Thread* thread = threads_[id];
+    if (thread->polling && thread->agent.id == id) MakeRunnable(thread);
+  }
+  memory_.woken().clear();
+  for (uint32_t word : memory_.watched_changes()) {
+    for (const Watcher& watcher : watchers_) {
+      if (watcher.word == word) watcher.changed();
+    }
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      if (ranks_[r]->grids.empty()) continue;
+      const comm::ExchangeParams& p = ranks_[r]->grids[0]->spec->params;
+      if (word == memory_.Word(&comm::ControlOf(p.workspace[p.rank])->abort)) {
+        WakePollers(static_cast<int>(r), true);
+        stopped_ = true;
+      }
+    }
+  }
+  memory_.watched_changes().clear();
+  CompleteGrids();
+}
+
+void Machine::LoopInTurn() {
+  while (wrong_.empty()) {
+    ++steps_;
+    HearOfChanges();
+    if (undone_ == 0 && !memory_.has_fast() && !memory_.has_slow()) return;
+    if (memory_.has_fast()) {
+      memory_.PerformOldest(false);
+    } else if (!partials_.empty()) {
+      DeliverPartial();
+    } else if (StartOne()) {
+    } else if (!queue_.empty()) {
+      Thread* thread = queue_.front();
+      queue_.pop_front();
+      thread->runnable = false;
+      Resume(thread);
+    } else if (memory_.has_slow()) {
+      memory_.PerformOldest(true);
+    } else if (!Tick()) {
+      hung_ = true;
+      wrong_ = absl::StrCat("nothing can happen any more:\n", Dump());
+    }
+  }
+}
+
 void Machine::Loop() {
   const auto chance = [this](uint32_t rate) { return random_.Below(256) < rate; };
   while (wrong_.empty()) {
     ++steps_;
-    for (int32_t id : memory_.woken()) {
-      Thread* thread = threads_[id];
-      if (thread->polling && thread->agent.id == id) MakeRunnable(thread);
-    }
-    memory_.woken().clear();
-    for (uint32_t word : memory_.watched_changes()) {
-      for (const Watcher& watcher : watchers_) {
-        if (watcher.word == word) watcher.changed();
-      }
-      for (size_t r = 0; r < ranks_.size(); ++r) {
-        if (ranks_[r]->grids.empty()) continue;
-        const comm::ExchangeParams& p = ranks_[r]->grids[0]->spec->params;
-        if (word == memory_.Word(&comm::ControlOf(p.workspace[p.rank])->abort)) {
-          WakePollers(static_cast<int>(r), true);
-          stopped_ = true;
-        }
-      }
-    }
-    memory_.watched_changes().clear();
-    CompleteGrids();
+    HearOfChanges();
     if (undone_ == 0 && !memory_.has_fast() && !memory_.has_slow()) return;
     bool any = false;
     for (const auto& list : runnable_) any = any || !list.empty();
@@ -269,6 +300,10 @@ void Machine::MakeRunnable(Thread* thread) {
   if (thread->runnable || thread->done) return;
   thread->runnable = true;
   thread->polling = false;
+  if (policy_.delays != nullptr) {
+    queue_.push_back(thread);
+    return;
+  }
   runnable_[static_cast<size_t>(LevelOf(*thread))].push_back(thread);
 }
 

@@ -13,6 +13,7 @@
 #include <boost/context/fiber.hpp>
 #include <boost/context/protected_fixedsize_stack.hpp>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -51,6 +52,11 @@ struct Policy {
   int levels = 1;              // random priorities of warps; 1 is uniform
   int change_points = 0;       // how often a warp's priority changes, over about 20,000 steps
 
+  // Not null: no chance at all. Threads run in turn until they block, stores are performed at once,
+  // and each choice in this ascending list is a delay: of a thread, behind all others, or of
+  // stores, until nothing else can happen.
+  const std::vector<int>* delays = nullptr;
+
   // A policy drawn from the seed: uniform or priorities, each with its own rates.
   static Policy Draw(Random& random);
 };
@@ -84,10 +90,13 @@ class Machine {
   }
   uint64_t clock_ns() const { return clock_ns_; }
   int64_t steps() const { return steps_; }
+  int choices() const { return choices_; }  // where a delay was possible
   bool hung() const { return hung_; }
 
   // For the environment, on the running thread (simt::Running()).
-  void Point();  // here the scheduler may switch
+  // Here the scheduler may switch; the operation that follows makes so many stores. `shared` is
+  // false for memory that no other thread looks at in a launch that works.
+  void Point(int stores = 0, bool shared = true);
   void GridWait();
   void LaunchDependents();
   void Meet(int barrier, int threads, bool wait, const char* what);
@@ -117,6 +126,9 @@ class Machine {
   };
 
   void Loop();
+  void LoopInTurn();
+  void HearOfChanges();
+  bool Delayed();
   bool StartOne();
   void StartCluster(Grid& grid);
   void Resume(Thread* thread);
@@ -141,6 +153,9 @@ class Machine {
   uint64_t clock_ns_ = 0;
   int ticks_ = 0;
   int64_t steps_ = 0;
+  int choices_ = 0;
+  size_t delays_done_ = 0;
+  std::deque<Thread*> queue_;  // in turn, where nothing is left to chance
   bool hung_ = false;
   bool stopped_ = false;  // an abort word has been set
   std::string wrong_;

@@ -7,9 +7,28 @@
 
 namespace stoker::testing::simt {
 
-void Machine::Point() {
+bool Machine::Delayed() {
+  const int choice = choices_++;
+  const std::vector<int>& delays = *policy_.delays;
+  if (delays_done_ == delays.size() || delays[delays_done_] != choice) return false;
+  ++delays_done_;
+  return true;
+}
+
+void Machine::Point(int stores, bool shared) {
   if (!wrong_.empty()) {
     SwitchOut();
+    return;
+  }
+  if (policy_.delays != nullptr) {
+    const bool last = shared && Delayed();
+    uint32_t slow = 0;
+    if (shared && stores > 0 && Delayed()) slow |= (1u << stores) - 1u;
+    if (shared && stores > 1 && Delayed()) slow |= 1u << (stores - 1);  // a torn packet
+    Running()->runnable = true;
+    last ? queue_.push_back(Running()) : queue_.push_front(Running());
+    SwitchOut();
+    memory_.DelayNext(slow);
     return;
   }
   if (policy_.switch_rate < 256 && random_.Below(256) >= policy_.switch_rate) return;

@@ -30,6 +30,7 @@ void Memory::Begin(const Weakness& weakness, Random* random) {
   woken_.clear();
   watched_changes_.clear();
   touched_.clear();
+  delay_mask_ = 0;
   now_ = 1;
   hash_ = 0;
   operations_ = 0;
@@ -147,7 +148,9 @@ void Memory::Store(Agent& agent, uint32_t word, int count, const uint32_t* value
     free_.pop_back();
   }
   Pending& p = pending_[index];
-  const int list = random_->Below(256) < weakness_.slow_store ? 1 : 0;
+  const bool slow = (delay_mask_ & 1u) != 0u || random_->Below(256) < weakness_.slow_store;
+  delay_mask_ >>= 1;
+  const int list = slow ? 1 : 0;
   p = Pending{word,
               {values[0], count == 2 ? values[1] : 0u},
               Tick(),
@@ -215,6 +218,15 @@ void Memory::PerformOne(bool slow) {
     first = pending_[first].next;
   }
   Perform(first);
+}
+
+void Memory::PerformOldest(bool slow) {
+  const std::vector<int32_t>& list = lists_[slow ? 1 : 0];
+  int32_t oldest = list[0];
+  for (int32_t p : list) {
+    if (pending_[p].issued < pending_[oldest].issued) oldest = p;
+  }
+  Perform(oldest);
 }
 
 void Memory::DrainWord(Agent& agent, uint32_t word) {

@@ -79,6 +79,10 @@ class Memory {
   bool has_fast() const { return !lists_[0].empty(); }
   bool has_slow() const { return !lists_[1].empty(); }
   void PerformOne(bool slow);
+  // The one that was stored first.
+  void PerformOldest(bool slow);
+  // Makes the next stores slow whose bits are set, the first one's the lowest.
+  void DelayNext(uint32_t mask) { delay_mask_ = mask; }
   // Stores of a grid that are not performed yet.
   int pending_of(int grid) const { return grid_pending_[grid]; }
   // Drops them: their rank has died.
@@ -158,6 +162,7 @@ class Memory {
   Weakness weakness_;
   Random* random_ = nullptr;
   uint64_t schedule_ = 0;
+  uint32_t delay_mask_ = 0;
   uint32_t now_ = 1;
   uint64_t hash_ = 0;
   int64_t operations_ = 0;

@@ -97,6 +97,7 @@ class World {
   Outcome Run(Body body, uint64_t seed);
   // The same with a given policy instead of one drawn from the seed.
   Outcome Run(Body body, uint64_t seed, const Policy& policy);
+  int choices() const { return machine_->choices(); }
   const Scenario& scenario() const { return scenario_; }
 
  private:

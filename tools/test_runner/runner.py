@@ -17,6 +17,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import kernel_table  # noqa: E402
 import results  # noqa: E402
+import vllm_cpu  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -151,6 +152,8 @@ def parse_arguments():
                         help=f"explore and repeat far more; hours, no budgets, recorded in {RECORD.relative_to(ROOT)}")
     parser.add_argument("--config", choices=["all_archs", "asan", "ubsan", "tsan"],
                         help="build and test that way; no budgets, recorded like --long")
+    parser.add_argument("--vllm", action="store_true",
+                        help="only the plug-in in real vLLM on CPU ranks; installs vLLM beside the other packages")
     return parser.parse_args()
 
 
@@ -164,6 +167,8 @@ def record(named, total, seconds):
 
 def main():
     arguments = parse_arguments()
+    if arguments.vllm:
+        return vllm_cpu.run()
     named = Named(arguments.long, arguments.config)
     report = Report(budgets=not named)
     total = results.Counts()

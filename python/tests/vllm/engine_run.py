@@ -1,6 +1,6 @@
-"""One engine in one process: makes tokens and prints a JSON line. Started by test_real_engine.py.
+"""One engine in one process: makes tokens and prints a line `RESULT {...}`. Started by real_engine.py.
 
-Usage: engine_run.py MODEL_FOLDER TENSOR_PARALLEL TOKENS
+Usage: engine_run.py MODEL_FOLDER TENSOR_PARALLEL TOKENS [--counters] [--fail]
 """
 
 import json
@@ -15,13 +15,24 @@ def counters(worker):
     return tail.counters()
 
 
+def fail_on_rank_1(worker):
+    """Aborts the group from one rank, as a launch that failed there does."""
+    if worker.rank == 1:
+        worker.model_runner.get_model()._stoker.tail.communicator.abort()
+
+
 def main():
     from vllm import LLM, SamplingParams
 
     folder, tensor_parallel, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     llm = LLM(folder, tensor_parallel_size=tensor_parallel, enforce_eager=True, max_model_len=256,
               max_num_seqs=16, max_num_batched_tokens=256, dtype="bfloat16", seed=0, enable_prefix_caching=False)
-    outputs = llm.generate(tiny_model.PROMPTS, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
+    parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    if "--fail" in sys.argv:
+        llm.generate(tiny_model.PROMPTS[:1], parameters)
+        llm.collective_rpc(fail_on_rank_1)
+        print("FAILED NOW", flush=True)
+    outputs = llm.generate(tiny_model.PROMPTS, parameters)
     result = {"tokens": [list(output.outputs[0].token_ids) for output in outputs]}
     if "--counters" in sys.argv:
         result["counters"] = llm.collective_rpc(counters)

@@ -1,5 +1,6 @@
 #include "comm/cuda_environment.cuh"
 #include "comm/one_shot.h"
+#include "comm/two_shot.h"
 #include "moe/kernel_entry.cuh"
 #include "testing/gpu/one_grid.h"
 
@@ -18,24 +19,27 @@ class OneGridEnvironment : public comm::CudaEnvironment {
   __device__ void ClusterWait() { SyncBlock(); }
 };
 
+template <template <class, int> class Exchange>
 __global__ void __launch_bounds__(moe::kThreadsMax, 1)
     OneGridKernel(const __grid_constant__ OneGridParams p) {
   const int rank = blockIdx.x / (gridDim.x / kOneGridWorld);
   moe::FinalizeProducer<comm::Bf16> producer(p.finalize[rank]);
   moe::RmsNormEpilogue<comm::Bf16, 1> epilogue(p.norm[rank]);
-  comm::RunLaunch<comm::OneShot<comm::Bf16, kOneGridWorld>, 1>(
-      OneGridEnvironment(), p.one_shot[rank], producer, epilogue);
+  comm::RunLaunch<Exchange<comm::Bf16, kOneGridWorld>, 1>(OneGridEnvironment(), p.exchange[rank],
+                                                          producer, epilogue);
 }
 
 }  // namespace
 
-cudaError_t LaunchOneGrid(const OneGridParams& params, int row_threads, int ctas,
-                          cudaStream_t stream) {
+cudaError_t LaunchOneGrid(comm::Protocol protocol, const OneGridParams& params, int row_threads,
+                          int ctas, cudaStream_t stream) {
   OneGridParams copy = params;
   void* arguments[] = {&copy};
-  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(OneGridKernel),
-                                     dim3(ctas * kOneGridWorld), dim3(row_threads + 32), arguments,
-                                     0, stream);
+  const void* kernel = protocol == comm::Protocol::kOneShot
+                           ? reinterpret_cast<const void*>(OneGridKernel<comm::OneShot>)
+                           : reinterpret_cast<const void*>(OneGridKernel<comm::TwoShot>);
+  return cudaLaunchCooperativeKernel(kernel, dim3(ctas * kOneGridWorld), dim3(row_threads + 32),
+                                     arguments, 0, stream);
 }
 
 }  // namespace stoker::testing

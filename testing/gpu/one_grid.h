@@ -13,13 +13,13 @@ namespace stoker::testing {
 inline constexpr int kOneGridWorld = 2;
 
 struct OneGridParams {
-  comm::ExchangeParams one_shot[kOneGridWorld];
+  comm::ExchangeParams exchange[kOneGridWorld];
   moe::FinalizeParams finalize[kOneGridWorld];
   moe::RmsNormParams norm[kOneGridWorld];
 };
 
 // bf16, one vector a thread, `row_threads` row threads and `ctas` CTAs a rank, no clusters.
-cudaError_t LaunchOneGrid(const OneGridParams& params, int row_threads, int ctas,
-                          cudaStream_t stream);
+cudaError_t LaunchOneGrid(comm::Protocol protocol, const OneGridParams& params, int row_threads,
+                          int ctas, cudaStream_t stream);
 
 }  // namespace stoker::testing

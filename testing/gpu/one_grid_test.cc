@@ -7,9 +7,9 @@
 namespace stoker::testing {
 namespace {
 
-class OneGrid : public GpuTest {};
+class OneGrid : public GpuTest, public ::testing::WithParamInterface<comm::Protocol> {};
 
-TEST_F(OneGrid, ThreeLaunchesHaveTheReferencesBits) {
+TEST_P(OneGrid, ThreeLaunchesHaveTheReferencesBits) {
   InputOptions options;
   options.shape = {33, 2880, comm::WireType::kBf16};
   options.dropped_routes = true;
@@ -21,19 +21,25 @@ TEST_F(OneGrid, ThreeLaunchesHaveTheReferencesBits) {
   for (int rank = 0; rank < kOneGridWorld; ++rank) {
     const moe::FinalizeArguments& finalize = data->device[rank].finalize();
     const moe::NormArguments& norm = data->device[rank].norm();
-    params.one_shot[rank] =
+    params.exchange[rank] =
         moe::MakeExchangeParams((*world)->communicator(rank).Params(), options.shape,
                                 moe::DescribeFinalize(options.shape, finalize, norm, {}, 0), {});
     params.finalize[rank] = moe::MakeFinalizeParams(options.shape, finalize);
     params.norm[rank] = moe::MakeNormParams(options.shape, norm);
   }
   for (int launch = 0; launch < 3; ++launch) {
-    ASSERT_EQ(LaunchOneGrid(params, 384, 11, (*world)->stream(0)), cudaSuccess);
+    ASSERT_EQ(LaunchOneGrid(GetParam(), params, 384, 11, (*world)->stream(0)), cudaSuccess);
   }
   STOKER_ASSERT_OK((*world)->Synchronize(absl::Seconds(300)));
   STOKER_ASSERT_OK((*world)->communicator(0).Health());
   EXPECT_EQ(Differences(options.shape, Expected(options.shape, data->host), data->device), "");
 }
+
+INSTANTIATE_TEST_SUITE_P(Exchanges, OneGrid,
+                         ::testing::Values(comm::Protocol::kOneShot, comm::Protocol::kTwoShot),
+                         [](const auto& info) {
+                           return info.param == comm::Protocol::kOneShot ? "OneShot" : "TwoShot";
+                         });
 
 }  // namespace
 }  // namespace stoker::testing

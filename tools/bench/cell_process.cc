@@ -94,4 +94,11 @@ absl::Status RunInChild(const std::string& what,
   }
 }
 
+bool AskInChild(const std::function<bool()>& question) {
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) _exit(question() ? 0 : 1);
+  return child > 0 && Wait(child, absl::Now() + kCellTimeout) == 0;
+}
+
 }  // namespace stoker::bench

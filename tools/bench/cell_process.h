@@ -30,4 +30,7 @@ class CellRun {
 // had to be killed.
 absl::Status RunInChild(const std::string& what, const std::function<absl::Status(CellRun&)>& cell);
 
+// Asks in a child process: CUDA that a parent has initialised does not work in its children.
+bool AskInChild(const std::function<bool()>& question);
+
 }  // namespace stoker::bench

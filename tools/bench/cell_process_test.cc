@@ -60,6 +60,13 @@ TEST_F(CellProcess, AnErrorAndADeadChildAreErrorsThatNameTheCell) {
   EXPECT_NE(dead.message().find("cell 8 died"), std::string::npos) << dead;
 }
 
+TEST_F(CellProcess, AQuestionIsAnsweredInAProcessOfItsOwn) {
+  const pid_t here = getpid();
+  EXPECT_TRUE(AskInChild([here] { return getpid() != here; }));
+  EXPECT_FALSE(AskInChild([] { return false; }));
+  EXPECT_FALSE(AskInChild([] { return raise(SIGKILL) == 0; }));
+}
+
 TEST_F(CellProcess, StartingAgainWithoutANewFailureEnds) {
   const absl::Status status = RunInChild("the cell", [this](CellRun& run) -> absl::Status {
     ++*runs_;

@@ -25,7 +25,8 @@ for what in "${@:-gpu processes mps python sanitizer demo}"; do for part in $wha
   case $part in
     gpu)
       step gpu_tests 300 "$here/bin/gpu_tests"
-      step fused_cuda_test 120 "$here/bin/fused_cuda_test" ;;
+      step fused_cuda_test 120 "$here/bin/fused_cuda_test"
+      step bench 60 "$here/bin/stoker" bench finalize --world=2 --hidden=2048 --tokens=1,64 ;;
     processes) step gpu_process_tests 300 "$here/bin/gpu_process_tests" ;;
     mps)
       if ! command -v nvidia-cuda-mps-control > /dev/null; then

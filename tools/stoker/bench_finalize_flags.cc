@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "testing/stream_world.h"
+#include "tools/bench/cell_process.h"
 #include "tools/bench/finalize_cpu.h"
 
 ABSL_FLAG(std::vector<std::string>, world, {"4"}, "ranks; a list");
@@ -71,7 +72,7 @@ absl::Status Run(const std::vector<bench::Peer>& peers) {
     options.contenders.shapes.push_back(
         {.cluster = parts[1], .threads = parts[2], .vectors = parts[3], .clusters = parts[0]});
   }
-  if (!testing::HasGpu()) {
+  if (!bench::AskInChild(testing::HasGpu)) {
     absl::PrintF("no GPU: CPU ranks, threads of this process; no peers\n");
     return bench::BenchFinalizeOnCpu(options);
   }

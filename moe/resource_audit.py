@@ -2,8 +2,8 @@
 
     moe/resource_audit.py RESOURCES.txt      exit status 1 and a line for every kernel over its limit
 
-64 registers are part of the protocol (moe/kernel_entry.cuh). A spill in the kernels of small launches costs a microsecond:
-ptxas then has two rows of a token in flight instead of eight (docs/decisions/launch_shape.md).
+64 registers are part of the protocol (moe/kernel_entry.cuh). A spill in the kernels of small launches costs a
+microsecond: ptxas then has two rows of a token in flight instead of eight (docs/decisions/launch_shape.md).
 """
 
 import re
@@ -44,7 +44,8 @@ def breaches(text):
 
 
 def self_test():
-    entry = ("Compiling entry function '_Z11FusedKernelINS0_8FinalizeENS_4comm7OneShotENS3_4Bf16ELi4ELi1EE' for 'sm_90'\n"
+    name = "_Z11FusedKernelINS0_8FinalizeENS_4comm7OneShotENS3_4Bf16ELi4ELi1EE"
+    entry = (f"Compiling entry function '{name}' for 'sm_90'\n"
              "  48 bytes stack frame, {} bytes spill stores, 8 bytes spill loads\nptxas info : Used {} registers\n")
     good, spilled, fat = (breaches(entry.format(*numbers))[0] for numbers in ((0, 64), (92, 64), (0, 72)))
     return [] if not good and spilled and fat else ["the audit does not find what it looks for"]

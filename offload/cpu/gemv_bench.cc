@@ -176,9 +176,18 @@ int Main(int threads, int pairs, size_t mebibytes, int tokens, const char* only)
     seconds(plain);
     seconds(gemv);
     std::vector<double> plain_s, ahead_s, gemv_s, to_plain, to_ahead;
+    // Shortest passes: what a pass takes when nobody else has the core.
+    double fastest_stream = 1e9, fastest_gemv = 1e9;
+    const auto pass = [&](const auto& body, double* fastest) {
+      const double s = seconds(body);
+      *fastest = std::min(*fastest, s);
+      return s;
+    };
     for (int pair = 0; pair < pairs; ++pair) {
-      double p = seconds(plain), a = seconds(ahead), g = seconds(gemv);
-      g += seconds(gemv), a += seconds(ahead), p += seconds(plain);
+      double p = pass(plain, &fastest_stream), a = pass(ahead, &fastest_stream);
+      double g = pass(gemv, &fastest_gemv);
+      g += pass(gemv, &fastest_gemv);
+      a += pass(ahead, &fastest_stream), p += pass(plain, &fastest_stream);
       plain_s.push_back(p), ahead_s.push_back(a), gemv_s.push_back(g);
       to_plain.push_back(p / g), to_ahead.push_back(a / g);
     }
@@ -186,16 +195,18 @@ int Main(int threads, int pairs, size_t mebibytes, int tokens, const char* only)
       return 2e-9 * experts * kExpertBytes / Median(s);
     };
     const std::vector<double>& best = Median(plain_s) < Median(ahead_s) ? to_plain : to_ahead;
+    double load = 0;
+    getloadavg(&load, 1);
     std::printf(
         "{\"op\": \"gemv\", \"kernel\": \"%s\", \"shape\": \"H2048 I768 g32 bf16\", "
         "\"threads\": %d, \"tokens\": %d, \"pairs\": %d, \"value\": %.3f, \"unit\": "
-        "\"fraction of stream\", \"min\": %.3f, \"max\": %.3f, \"of_plain_stream\": %.3f, "
+        "\"fraction of stream\", \"min\": %.3f, \"max\": %.3f, \"of_fastest_passes\": %.3f, "
         "\"gemv_gbs\": %.1f, \"plain_stream_gbs\": %.1f, \"ahead_stream_gbs\": %.1f, "
-        "\"cached_one_thread_gbs\": %.1f, \"arena_mib\": %zu}\n",
+        "\"cached_one_thread_gbs\": %.1f, \"arena_mib\": %zu, \"load_average\": %.1f}\n",
         kernel.name, threads, tokens, pairs, Median(best),
         *std::min_element(best.begin(), best.end()), *std::max_element(best.begin(), best.end()),
-        Median(to_plain), gbs(gemv_s), gbs(plain_s), gbs(ahead_s),
-        CachedGbs(kernel, base, rows[0].get()), experts * kExpertBytes >> 20);
+        fastest_stream / fastest_gemv, gbs(gemv_s), gbs(plain_s), gbs(ahead_s),
+        CachedGbs(kernel, base, rows[0].get()), experts * kExpertBytes >> 20, load);
     std::fflush(stdout);
   }
   return 0;

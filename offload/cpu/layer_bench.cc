@@ -8,7 +8,8 @@
 // bytes of interleaved gate and up rows and [hidden, intermediate / 2] of down; then all fp16
 // scales in the same order. Each line "CALL OUT" of stdin runs a call: CALL is int32 tokens, top_k,
 // float hidden [tokens, hidden], int32 ids and float weights [tokens, top_k]; a repeated CALL is
-// not read again. OUT gets float [tokens, hidden], or is "-". Answers each line with its seconds.
+// not read again. OUT gets float [tokens, hidden], or is "-". Answers each line with its seconds
+// and the processor seconds of all threads.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -243,7 +245,9 @@ int Main(const char* path, int threads, const char* name) {
     auto found = calls.find(from);
     if (found == calls.end()) found = calls.emplace(from, ReadCall(from, weights)).first;
     std::vector<float> out(found->second.hidden.size());
-    std::printf("%.9f\n", layer.Run(found->second, out.data()));
+    const std::clock_t before = std::clock();
+    const double seconds = layer.Run(found->second, out.data());
+    std::printf("%.9f %.9f\n", seconds, double(std::clock() - before) / CLOCKS_PER_SEC);
     std::fflush(stdout);
     if (to == "-") continue;
     std::ofstream file(to, std::ios::binary);

@@ -9,8 +9,9 @@ Shape of a Qwen3-30B-A3B layer: 128 experts, hidden 2048, intermediate 768, 8 ro
 QMoE takes part twice: with int8 activations (accuracy_level 4, its fastest, nearest to ours) and as it is by default
 (FP32 activations). Its weights are constants: it packs them when it loads. Stoker reads the same unpacked bytes.
 Each pair is A B C C B A with the same call; calls differ from pair to pair, so that most experts are not in a core's
-caches. A row gives median milliseconds, the paired ratio of Stoker's time with its 95% interval (normal approximation),
-and the relative RMS error against FP64 on the dequantised weights.
+caches. A row gives milliseconds; the median over pairs of Stoker's time over this one's with a 95% interval
+(bootstrap); the same of processor time, which others on the machine disturb less (for one thread); the ratio of the
+shortest times; and the relative RMS error against FP64 on the dequantised weights.
 """
 
 import argparse
@@ -18,7 +19,6 @@ import json
 import os
 import pathlib
 import platform
-import statistics
 import subprocess
 import tempfile
 import time
@@ -100,13 +100,20 @@ class Stoker:
     def run(self, call, out="-"):
         self.process.stdin.write(f"{call} {out}\n")
         self.process.stdin.flush()
-        return float(self.process.stdout.readline())
+        return np.array(self.process.stdout.readline().split(), float)
 
 
 def timed(run):
-    start = time.perf_counter()
+    start = time.perf_counter(), time.process_time()
     run()
-    return time.perf_counter() - start
+    return np.array([time.perf_counter() - start[0], time.process_time() - start[1]])
+
+
+def interval(values):
+    """Median and the 95% interval of a bootstrap."""
+    random = np.random.default_rng(0)
+    medians = np.median(random.choice(values, (2000, len(values))), axis=1)
+    return [round(float(v), 4) for v in (np.median(values), *np.percentile(medians, (2.5, 97.5)))]
 
 
 def cpu_name():
@@ -127,7 +134,7 @@ def measure(tokens, arguments, contenders, stoker, weights, folder, random):
         write_call(call, feed, ids, mix)
         runs = {name: (lambda s=s: timed(lambda: s.run(None, feed))) for name, s in contenders.items()}
         runs["stoker"] = lambda: stoker.run(call)
-        found = {name: 0.0 for name in runs}
+        found = {name: np.zeros(2) for name in runs}
         for name in (*runs, *reversed(runs)):
             found[name] += runs[name]() / 2
         if pair == -2:
@@ -143,18 +150,24 @@ def measure(tokens, arguments, contenders, stoker, weights, folder, random):
             for name in found:
                 times[name].append(found[name])
     expert_bytes = (packed[0][0].nbytes + packed[1][0].nbytes + scales[0][0].nbytes + scales[1][0].nbytes)
-    for name, seconds in times.items():
-        ratios = [own / other for own, other in zip(times["stoker"], seconds)]
-        half = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0
+    own = np.array(times["stoker"])
+    for name, found in times.items():
+        both = np.array(found)  # [pair, wall and processor seconds]
+        seconds = both[:, 0]
+        ratio, low, high = interval(own[:, 0] / seconds)
+        cpu_ratio, cpu_low, cpu_high = interval(own[:, 1] / both[:, 1])
         yield {
             "op": "moe_layer", "kernel": name, "stoker_kernel": stoker.kernel, "cpu": cpu_name(),
             "shape": f"E{arguments.experts} H{HIDDEN} I{INTERMEDIATE} k{TOP_K} g{GROUP} fp16 scales",
             "tokens": tokens, "threads": arguments.threads, "pairs": len(seconds),
-            "ms_median": round(statistics.median(seconds) * 1e3, 4), "ms_min": round(min(seconds) * 1e3, 4),
-            "ms_max": round(max(seconds) * 1e3, 4), "stoker_over_this": round(statistics.mean(ratios), 4),
-            "ci95": round(half, 4), "relative_rms_error": float(f"{errors[name]:.3g}"),
-            "distinct_experts": round(statistics.mean(distinct), 2),
-            "gbs": round(statistics.mean(distinct) * expert_bytes / statistics.median(seconds) * 1e-9, 2)}
+            "ms_median": round(float(np.median(seconds)) * 1e3, 4), "ms_min": round(float(seconds.min()) * 1e3, 4),
+            "ms_max": round(float(seconds.max()) * 1e3, 4),
+            "cpu_ms_median": round(float(np.median(both[:, 1])) * 1e3, 4),
+            "stoker_over_this": ratio, "ci95": [low, high], "cpu_stoker_over_this": cpu_ratio,
+            "cpu_ci95": [cpu_low, cpu_high], "fastest_over_fastest": round(float(own[:, 0].min() / seconds.min()), 4),
+            "relative_rms_error": float(f"{errors[name]:.3g}"), "distinct_experts": round(float(np.mean(distinct)), 2),
+            "fastest_gbs": round(float(np.mean(distinct)) * expert_bytes / float(seconds.min()) * 1e-9, 2),
+            "load_average": round(os.getloadavg()[0], 1)}
 
 
 def main():

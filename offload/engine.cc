@@ -38,6 +38,7 @@ absl::Status CheckOptions(const EngineOptions& o) {
   if (o.chunk_bytes % kPage != 0) {
     return absl::InvalidArgumentError("chunk_bytes is not a multiple of 4096");
   }
+  STOKER_RETURN_IF_ERROR(CheckRange("record_groups", o.record_groups, 0, 1 << 24));
   if (o.timeout <= absl::ZeroDuration() || o.timeout > absl::Hours(24)) {
     return absl::InvalidArgumentError("timeout is not in (0, 24 h]");
   }
@@ -107,6 +108,9 @@ Engine::Engine(std::unique_ptr<Checkpoint> checkpoint, const ExpertKernel& kerne
              options.policy) {
   stats_.slots = slots;
   loads_.resize(slots);
+  recorded_.layers = static_cast<int>(checkpoint_->layers().size());
+  recorded_.experts = checkpoint_->experts();
+  recorded_steps_.assign(recorded_.layers, 0);
 }
 
 // io_uring where it is wanted and there is one, else a pool of pread threads.
@@ -181,6 +185,26 @@ EngineStats Engine::stats() const {
   return stats;
 }
 
+Trace Engine::RecordedTrace() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return recorded_;
+}
+
+void Engine::Record(const Batch& batch) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (int token = 0; token < batch.tokens; ++token) {
+    if (static_cast<int64_t>(recorded_.groups.size()) >= options_.record_groups) return;
+    RouteGroup group{
+        batch.tokens == 1, 0, recorded_steps_[batch.layer_index]++, batch.layer_index, {}};
+    for (int k = 0; k < batch.top_k; ++k) {
+      const size_t route = static_cast<size_t>(token) * batch.top_k + k;
+      const int id = batch.expert_ids[route];
+      if (id >= 0 && id < recorded_.experts) group.routes.push_back({id, batch.weights[route]});
+    }
+    if (!group.routes.empty()) recorded_.groups.push_back(std::move(group));
+  }
+}
+
 uint64_t Engine::outstanding() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return cache_.outstanding();
@@ -215,6 +239,7 @@ absl::Status Engine::Run(const Batch& batch, absl::Span<float> out) {
       return status;
     }
   }
+  if (options_.record_groups > 0) Record(batch);
   return absl::OkStatus();
 }
 

@@ -61,7 +61,9 @@ struct EngineOptions {
   int rank = 0;
   int world_size = 1;
   absl::Duration timeout = absl::Seconds(60);  // of a call, its wait for others included
-  Timeline* timeline = nullptr;                // gets reads and tiles; outlives the engine
+  // The routing of so many tokens at a layer is kept for RecordedTrace; the rest is not.
+  int64_t record_groups = 0;
+  Timeline* timeline = nullptr;  // gets reads and tiles; outlives the engine
 };
 
 struct Batch {
@@ -107,6 +109,10 @@ class Engine {
   // Fills each layer's share with the experts that `trace` asks for most, and waits for them.
   absl::Status Prewarm(const Trace& trace);
 
+  // What successful calls asked for, ids out of range left out. A call of one token is a decode
+  // step of its layer; layers are counted, not named.
+  Trace RecordedTrace() const;
+
   EngineStats stats() const;
   // Leases and reads in flight: 0 when no call and no prefetch runs.
   uint64_t outstanding() const;
@@ -132,6 +138,7 @@ class Engine {
 
   // engine_call.cc: a call from its batch to its sum.
   std::shared_ptr<Call> MakeCall(const Batch& batch, int first_token, int tokens);
+  void Record(const Batch& batch);
   absl::Status RunPart(const Batch& batch, int first_token, int tokens, const Deadline& deadline,
                        float* out);
   absl::Status WaitIdle(Lock* lock, const Deadline& deadline);
@@ -182,9 +189,11 @@ class Engine {
   std::condition_variable idle_;  // no call is active, or a load ended
   ExpertCache cache_;
   EngineStats stats_;
-  std::shared_ptr<Call> active_;  // shared: a caller may leave at its deadline
-  std::shared_ptr<Call> spare_;   // its buffers are used again
-  std::vector<SlotLoad> loads_;   // by slot
+  Trace recorded_;
+  std::vector<int64_t> recorded_steps_;  // by layer
+  std::shared_ptr<Call> active_;         // shared: a caller may leave at its deadline
+  std::shared_ptr<Call> spare_;          // its buffers are used again
+  std::vector<SlotLoad> loads_;          // by slot
   std::deque<QueuedRead> demand_;
   std::deque<QueuedRead> prefetch_;
   int prefetches_running_ = 0;

@@ -150,6 +150,28 @@ TEST_F(EngineIoTest, ADemandIsReadBeforeAPrefetch) {
   faults_.latency_us = 0;
 }
 
+TEST_F(EngineIoTest, RecordsWhatCallsAskForUpToItsLimit) {
+  EngineOptions options;
+  options.record_groups = 4;
+  auto engine = Make(8, options);
+  Tokens one(1, 2, 256, kExperts, 7);
+  one.ids = {3, -1};
+  ASSERT_TRUE(one.Run(engine.get(), 1).ok());
+  Tokens three(3, 2, 256, kExperts, 8);
+  ASSERT_TRUE(three.Run(engine.get(), 0).ok());
+  ASSERT_TRUE(one.Run(engine.get(), 1).ok());
+  const Trace trace = engine->RecordedTrace();
+  ASSERT_EQ(trace.groups.size(), 4u);
+  EXPECT_EQ(trace.experts, kExperts);
+  EXPECT_TRUE(trace.groups[0].decode);
+  EXPECT_EQ(trace.groups[0].layer, 1);
+  ASSERT_EQ(trace.groups[0].routes.size(), 1u) << "-1 is left out";
+  EXPECT_EQ(trace.groups[0].routes[0].expert, 3);
+  EXPECT_FALSE(trace.groups[1].decode);
+  EXPECT_EQ(trace.groups[3].step, 2);
+  EXPECT_EQ(trace.groups[3].routes[1].expert, three.ids[5]);
+}
+
 TEST_F(EngineIoTest, TheTimelineHasReadsAndTilesAndIsJson) {
   Timeline timeline;
   EngineOptions options;

@@ -18,6 +18,8 @@ struct StokerOffloadOptions {
   int32_t compute_threads;  // 0: one for each CPU of the process
   int32_t io_threads;       // 0: the default
   int64_t timeout_ms;       // 0: the default
+  int64_t
+      record_groups;  // routing of so many tokens at a layer is kept for stoker_offload_save_trace
 };
 
 struct StokerOffloadStats {
@@ -28,6 +30,9 @@ STOKER_EXPORT int stoker_offload_create(const StokerOffloadOptions* options, int
                                         char* error, int64_t error_bytes);
 STOKER_EXPORT int stoker_offload_stats(int64_t handle, StokerOffloadStats* stats, char* error,
                                        int64_t error_bytes);
+// Writes the recorded routing as a CSV file, for `stoker offload replay`.
+STOKER_EXPORT int stoker_offload_save_trace(int64_t handle, const char* path, char* error,
+                                            int64_t error_bytes);
 // Waits for a call that runs. A handle that is not open is not an error.
 STOKER_EXPORT int stoker_offload_close(int64_t handle, char* error, int64_t error_bytes);
 }

@@ -18,6 +18,7 @@
 #include "base/status.h"
 #include "offload/cpu_expert_kernel.h"
 #include "offload/engine.h"
+#include "offload/trace/trace.h"
 #include "ops/communicator_registry.h"
 #include "ops/offload_api.h"
 
@@ -83,6 +84,7 @@ absl::StatusOr<int64_t> CreateEngine(const StokerOffloadOptions& in) {
   options.world_size = in.world_size;
   options.compute_threads = in.compute_threads;
   if (in.io_threads != 0) options.io_threads = in.io_threads;
+  options.record_groups = in.record_groups;
   if (in.timeout_ms != 0) options.timeout = absl::Milliseconds(in.timeout_ms);
   STOKER_ASSIGN_OR_RETURN(auto engine,
                           offload::Engine::Create(std::move(checkpoint), *kernel, options));
@@ -179,6 +181,13 @@ int stoker_offload_stats(int64_t handle, StokerOffloadStats* out, char* error, i
     *out = {s.hits, s.misses, s.evictions, s.skipped_routes, s.bytes_read, s.failed_calls, s.slots};
   }
   return stoker::ops::Report(engine.status(), error, bytes);
+}
+
+int stoker_offload_save_trace(int64_t handle, const char* path, char* error, int64_t bytes) {
+  const auto engine = stoker::ops::Engines::Get().Find(handle);
+  return stoker::ops::Report(
+      engine.ok() ? stoker::offload::WriteTrace((*engine)->RecordedTrace(), path) : engine.status(),
+      error, bytes);
 }
 
 int stoker_offload_close(int64_t handle, char*, int64_t) {

@@ -1,5 +1,8 @@
 #include "testing/expert_checkpoint.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
@@ -8,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/unique_fd.h"
 
 namespace stoker::testing {
 namespace {
@@ -87,6 +91,9 @@ absl::Status WriteExpertCheckpoint(const std::string& directory,
     for (const Matrix& m : matrices) WriteMatrix(m, &random, &out);
     out.close();
     if (!out) return ErrnoStatus(errno, path);
+    if (!options.durable) continue;
+    const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (fd.get() < 0 || fsync(fd.get()) != 0) return ErrnoStatus(errno, path);
   }
   return absl::OkStatus();
 }

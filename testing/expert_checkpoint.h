@@ -18,6 +18,8 @@ struct ExpertCheckpointOptions {
   int intermediate = 128;
   int group = 32;
   uint64_t seed = 1;
+  // Written to the disk before it returns: a direct read of what is not is slow.
+  bool durable = false;
 };
 
 absl::Status WriteExpertCheckpoint(const std::string& directory,

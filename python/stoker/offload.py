@@ -12,7 +12,7 @@ _MESSAGE_BYTES = 4096
 class _Options(ctypes.Structure):  # StokerOffloadOptions of ops/offload_api.h
     _fields_ = [("checkpoint", ctypes.c_char_p), ("cache_bytes", ctypes.c_int64), ("rank", ctypes.c_int32),
                 ("world_size", ctypes.c_int32), ("compute_threads", ctypes.c_int32), ("io_threads", ctypes.c_int32),
-                ("timeout_ms", ctypes.c_int64)]
+                ("timeout_ms", ctypes.c_int64), ("record_groups", ctypes.c_int64)]
 
 
 class _Stats(ctypes.Structure):  # StokerOffloadStats
@@ -33,18 +33,21 @@ class OffloadEngine:
     checkpoint: its folder. cache_bytes: the memory for experts, at least three of them. rank, world_size: a rank owns
     whole experts; partials of all ranks add up to the layer's result. compute_threads: 0 takes one for each CPU that
     affinity and control group allow. timeout: seconds a call may take (None: 60).
+    record_groups: keep the routing of so many tokens at a layer for save_trace.
     Raises StokerError naming what is wrong and what would be right.
 
     Threads: calls from several threads take turns. A child made by fork gets an error. Close it, or use it as a
     context manager; a call that runs while it is closed ends normally.
     """
 
-    def __init__(self, checkpoint, *, cache_bytes, rank=0, world_size=1, compute_threads=0, io_threads=0, timeout=None):
+    def __init__(self, checkpoint, *, cache_bytes, rank=0, world_size=1, compute_threads=0, io_threads=0, timeout=None,
+                 record_groups=0):
         self._library = _library.cpu_library()
         self.handle = 0
         options = _Options(checkpoint=os.fsencode(checkpoint), cache_bytes=cache_bytes, rank=rank,
                            world_size=world_size, compute_threads=compute_threads, io_threads=io_threads,
-                           timeout_ms=0 if timeout is None else max(1, int(timeout * 1000)))
+                           timeout_ms=0 if timeout is None else max(1, int(timeout * 1000)),
+                           record_groups=record_groups)
         handle = ctypes.c_int64(0)
         self._call(self._library.stoker_offload_create, ctypes.byref(options), ctypes.byref(handle))
         self.handle = handle.value
@@ -61,6 +64,11 @@ class OffloadEngine:
         stats = _Stats()
         self._call(self._library.stoker_offload_stats, ctypes.c_int64(self.handle), ctypes.byref(stats))
         return {name: getattr(stats, name) for name, _ in _Stats._fields_}
+
+    def save_trace(self, path) -> None:
+        """Writes the recorded routing as a CSV file, for `stoker offload replay`."""
+        self._call(self._library.stoker_offload_save_trace, ctypes.c_int64(self.handle),
+                   ctypes.c_char_p(os.fsencode(path)))
 
     def close(self) -> None:
         """Idempotent; ends the engine's threads once no call runs."""

@@ -89,6 +89,19 @@ def test_ids_that_are_no_experts_are_skipped_and_counted(checkpoint):
     assert not partial[0].any() and partial[1].any()
 
 
+def test_the_recorded_routing_is_saved(checkpoint, tmp_path):
+    folder, _ = checkpoint
+    hidden, ids, weights = make_batch(2)
+    with stoker.OffloadEngine(folder, cache_bytes=8 * EXPERT_BYTES, record_groups=100) as engine:
+        run(engine, (hidden, ids, weights))
+        engine.save_trace(tmp_path / "trace.csv")
+        with pytest.raises(stoker.StokerError, match="nowhere"):
+            engine.save_trace(tmp_path / "nowhere" / "trace.csv")
+    lines = [line for line in (tmp_path / "trace.csv").read_text().splitlines() if line[0].isdigit()]
+    assert [int(line.split(",")[5]) for line in lines] == ids.flatten().tolist()
+    assert all(line.split(",")[3] == "1" for line in lines), "the second layer of the checkpoint"
+
+
 def test_opcheck_and_compile(checkpoint):
     folder, _ = checkpoint
     with stoker.OffloadEngine(folder, cache_bytes=8 * EXPERT_BYTES) as engine:

@@ -88,9 +88,12 @@ absl::Status Demo() {
   absl::PrintF("Making a checkpoint: %d layers x %d experts, H %d, I %d, INT4, groups of 32 ...\n",
                kLayers, experts, kHidden, kIntermediate);
   std::fflush(stdout);
-  STOKER_RETURN_IF_ERROR(testing::WriteExpertCheckpoint(
-      folder.path(),
-      {.layers = kLayers, .experts = experts, .hidden = kHidden, .intermediate = kIntermediate}));
+  STOKER_RETURN_IF_ERROR(
+      testing::WriteExpertCheckpoint(folder.path(), {.layers = kLayers,
+                                                     .experts = experts,
+                                                     .hidden = kHidden,
+                                                     .intermediate = kIntermediate,
+                                                     .durable = true}));
   absl::PrintF("Routing: %s, %d tokens, top-k %d. The first token is not timed.\n",
                absl::GetFlag(FLAGS_trace).empty() ? "generated" : absl::GetFlag(FLAGS_trace),
                kTokens, trace.groups.front().routes.size());

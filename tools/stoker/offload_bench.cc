@@ -135,7 +135,8 @@ absl::Status MakeCheckpoint(Bench* bench) {
   bench->folder = bench->made = name;
   absl::FPrintF(stderr, "Making %d of 48 layers, %.1f GB ...\n", layers, bytes * 1e-9);
   return testing::WriteExpertCheckpoint(
-      name, {.layers = layers, .experts = 128, .hidden = 2048, .intermediate = 768});
+      name,
+      {.layers = layers, .experts = 128, .hidden = 2048, .intermediate = 768, .durable = true});
 }
 
 absl::Status ReadFlags(Bench* bench, std::vector<Condition>* conditions) {
@@ -213,7 +214,8 @@ absl::Status MeasureBounds(Bench* bench) {
   STOKER_RETURN_IF_ERROR(engine->Prewarm(bench->trace));
   const double seconds = absl::ToDoubleSeconds(Clock::Monotonic().Now() - begin);
   const double bytes = static_cast<double>(engine->stats().bytes_read);
-  bench->io_rate = bytes / seconds;
+  const double gbps = absl::GetFlag(FLAGS_store_gbps);
+  bench->io_rate = gbps > 0 ? gbps * 1e9 : bytes / seconds;
   bench->io_cpu_rate = bytes / std::max(cpu() - cpu_begin, 1e-6);
   STOKER_RETURN_IF_ERROR(tools::RunTrace(*engine, bench->trace, bench->run).status());
   STOKER_ASSIGN_OR_RETURN(const TraceRun hits, tools::RunTrace(*engine, bench->trace, bench->run));

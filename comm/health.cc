@@ -68,6 +68,13 @@ std::string DescribeRecord(const HealthPage& page, int rank, const FailureRecord
                                 : DescribeSide(page, rank, epoch, record.expected);
   switch (record.code) {
     case FailureCode::kTimeout:
+      if (peer == rank) {
+        return absl::StrFormat(
+            "rank %d waited %d ms for its own launch of epoch %u to start whole: other work holds "
+            "its "
+            "places on the GPU. Remedy: end that work, or lower the rank's SM budget.",
+            rank, record.detail / 1'000'000, epoch);
+      }
       return absl::StrFormat(
           "rank %d waited %d ms for rank %d in epoch %u%s. %s. Remedy: see whether rank %d is "
           "alive and "

@@ -52,9 +52,10 @@ STOKER_DEVICE void TakeTicket(Env env, const ExchangeParams& p, Launch& launch,
 
 // CTA 0's service warp: hands the counters over to the next launch, which reads them after this
 // grid has completed. Every CTA takes its ticket without waiting for anyone, so the wait here is
-// one for CTAs to start; they are co-resident, and if they were not, the launch would fail at its
-// deadline and the abort word would end it. Not at once: a CTA that starts after the epoch was
-// advanced would take the next one, and leave counts behind that the next launch calls an overlap.
+// one for CTAs to start. They are co-resident; if they were not, the launch would fail at its
+// deadline, with this rank as the one it waited for. After an abort it is not given up at once: a
+// CTA that starts after the epoch was advanced would take the next one, and leave counts behind
+// that the next launch calls an overlap.
 template <class Env>
 STOKER_DEVICE void HandOver(Env env, const ExchangeParams& p, const Launch& launch) {
   Control* control = ControlOf(p.workspace[p.rank]);
@@ -65,9 +66,12 @@ STOKER_DEVICE void HandOver(Env env, const ExchangeParams& p, const Launch& laun
   const uint32_t ctas = static_cast<uint32_t>(env.ctas());
   constexpr uint32_t kLooks = 1000;  // about a second
   for (uint32_t polls = 1; env.LoadWord(&control->started) < ctas; ++polls) {
-    if (polls % Env::kPollsPerLook == 0 && polls / Env::kPollsPerLook >= kLooks &&
-        env.LoadWord(&control->abort) != 0u) {
-      break;
+    if (polls % Env::kPollsPerLook == 0) {
+      env.RaiseTrouble();
+      if (!MayWait(env, p, launch.epoch, 1u << p.rank, -1, -1) &&
+          polls / Env::kPollsPerLook >= kLooks) {
+        break;
+      }
     }
     env.Await();
   }

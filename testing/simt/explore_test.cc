@@ -145,7 +145,7 @@ TEST_P(Explore, EveryScheduleIsRight) {
     ASSERT_EQ(outcome.verdict, Verdict::kRight)
         << VerdictName(outcome.verdict) << ": " << outcome.what
         << "\nTo run this schedule alone:\n  bazel test //testing/simt:explore_test "
-        << "--test_filter='*" << exploration.scenario.name
+        << "--test_filter='*/" << exploration.scenario.name
         << "' --test_env=STOKER_SIMT_REPLAY=" << first + static_cast<uint64_t>(runs);
     schedules.insert(outcome.schedule_hash);
     classes.insert(outcome.class_hash);

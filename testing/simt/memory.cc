@@ -42,20 +42,17 @@ uint32_t Memory::Word(const void* p) const {
   return static_cast<uint32_t>(offset / 4);
 }
 
-Memory::Cell& Memory::CellOf(uint32_t word) {
+void Memory::Touch(uint32_t word) {
   Cell& cell = cells_[word];
-  if (cell.schedule != schedule_) {
-    cell.schedule = schedule_;
-    cell.versions[0] = Version{0, arena_[word], 0, -1, -1};
-    cell.newest = 0;
-    cell.count = 1;
-    cell.first = -1;
-    cell.watched = false;
-    cell.hash = 0;
-    cell.waiters.clear();
-    touched_.push_back(word);
-  }
-  return cell;
+  cell.schedule = schedule_;
+  cell.versions[0] = Version{0, arena_[word], 0, -1, -1};
+  cell.newest = 0;
+  cell.count = 1;
+  cell.first = -1;
+  cell.watched = false;
+  cell.hash = 0;
+  cell.waiters.clear();
+  touched_.push_back(word);
 }
 
 void Memory::Log(int32_t agent, uint32_t kind, uint32_t word, uint32_t value) {

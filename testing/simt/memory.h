@@ -129,7 +129,12 @@ class Memory {
     int32_t list, at;  // where it stands in lists_
   };
 
-  Cell& CellOf(uint32_t word);
+  Cell& CellOf(uint32_t word) {
+    Cell& cell = cells_[word];
+    if (cell.schedule != schedule_) Touch(word);
+    return cell;
+  }
+  void Touch(uint32_t word);  // for the first time in this schedule
   const Version& NewestOf(uint32_t word) { return CellOf(word).versions[CellOf(word).newest]; }
   uint64_t Newest(uint32_t word, int count);
   uint32_t ValueAt(uint32_t word, uint32_t time);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "testing/simt/bodies.h"
+#include "testing/simt/scenarios.h"
 #include "testing/simt/world.h"
 
 namespace stoker::testing::simt {
@@ -51,6 +52,27 @@ TEST(Simulator, AHangIsSeenAndTheStateShown) {
   EXPECT_NE(outcome.what.find("rank 0 launch 0 CTA 0 warp 0 lanes 0 to 0: polling"),
             std::string::npos)
       << outcome.what;
+}
+
+// Every rank has room for one CTA of two, and the first one waits for the second to start.
+// Whichever it is that starts first, the launch ends: in an error at the deadline, or right.
+TEST(Simulator, ACtaThatCannotStartIsNoHang) {
+  Scenario scenario = FaultNamed("OneRankStopsLaunching");
+  scenario.fault = {};
+  scenario.tokens = {2, 2};
+  scenario.limits.resident_ctas = 1;
+  scenario.limits.ticks = 5000;
+  scenario.end_ns = 60'000'000'000;
+  scenario.codes |= 1u << static_cast<int>(comm::FailureCode::kOverlap);  // tickets that are left
+  World world(scenario);
+  int reported = 0;
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    const Outcome outcome = world.Run(ShippedBody(scenario), seed);
+    ASSERT_TRUE(outcome.verdict == Verdict::kRight || outcome.verdict == Verdict::kNoReport)
+        << "seed " << seed << ": " << outcome.what;
+    reported += outcome.verdict == Verdict::kRight;
+  }
+  EXPECT_GT(reported, 25);
 }
 
 // The sum over ranks is wrong.

@@ -13,10 +13,10 @@ with CUDA. It initialises no device.
 
 from stoker._fake import register_fake_kernels as _register_fake_kernels
 from stoker._library import cuda_library, load_libraries as _load_libraries
-from stoker.communicator import Communicator, StokerError
+from stoker.communicator import Communicator, StokerError, UnsupportedGroupError
 from stoker.offload import OffloadEngine
 
 _load_libraries()
 _register_fake_kernels()
 
-__all__ = ["Communicator", "OffloadEngine", "StokerError", "cuda_library"]
+__all__ = ["Communicator", "OffloadEngine", "StokerError", "UnsupportedGroupError", "cuda_library"]

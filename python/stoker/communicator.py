@@ -6,7 +6,7 @@ import datetime
 import torch
 import torch.distributed as dist
 
-from stoker import _library
+from stoker import _library, group_facts
 
 _MESSAGE_BYTES = 4096
 
@@ -19,11 +19,53 @@ class StokerError(RuntimeError):
     """What the library reports; the message names the value or the rank, the limit and the remedy."""
 
 
+class UnsupportedGroupError(StokerError):
+    """The group cannot use Stoker, whatever its options: all its ranks get this error, and nothing was made.
+
+    reason: "world_size" (more than 8 ranks), "hosts" (more than one), or "peer_access" (GPUs that cannot access each
+    other's memory). Its collectives are then better left to the process group.
+    """
+
+    def __init__(self, reason, message):
+        super().__init__("stoker: " + message)
+        self.reason = reason
+
+
 class _Group(ctypes.Structure):  # StokerGroup of ops/communicator_api.h
     _fields_ = [("name", ctypes.c_char_p), ("rank", ctypes.c_int32), ("world", ctypes.c_int32),
                 ("capacity", ctypes.c_int32), ("hidden_max", ctypes.c_int32), ("device", ctypes.c_int32),
                 ("sm_budget", ctypes.c_int32), ("setup_timeout_ms", ctypes.c_int64), ("timeout_ms", ctypes.c_int64),
                 ("gather", _Gather), ("user", ctypes.c_void_p)]
+
+
+def _gather_objects(group, mine, timeout_ms):
+    """Everyone's `mine`, by rank. With gloo bounded, naming missing ranks; else within the group's own limit."""
+    if group is None:
+        return [mine]
+    if dist.get_backend(group) == "gloo":
+        dist.monitored_barrier(group, timeout=datetime.timedelta(milliseconds=max(1, timeout_ms)), wait_all_ranks=True)
+    gathered = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, mine, group=group)
+    return gathered
+
+
+def _refuse_unsupported(group, ordinal, setup_timeout):
+    """Raises UnsupportedGroupError on all ranks, or on none."""
+    refused = group_facts.world_refusal(1 if group is None else dist.get_world_size(group))
+    if refused is None:
+        try:
+            everyone = _gather_objects(group, group_facts.of_this_rank(ordinal), int(setup_timeout * 1000))
+        except RuntimeError as error:
+            raise StokerError(f"stoker: agreeing on the plan: {error}") from error
+        refused = group_facts.refusal(everyone)
+    if refused is not None:
+        raise UnsupportedGroupError(*refused)
+
+
+def _refuse_in_capture(device, what):
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise StokerError(f"stoker: {what} while a CUDA graph is captured; do it before the capture: a graph keeps the "
+                          "workspace that it was captured with")
 
 
 def _gather_over(group):
@@ -33,14 +75,7 @@ def _gather_over(group):
     def gather(_user, what, message, length, gathered, slot_bytes, lengths, timeout_ms):
         try:
             mine = ctypes.string_at(message, length)
-            messages = [mine]
-            if group is not None:
-                if dist.get_backend(group) == "gloo":
-                    # Bounded, and names the ranks that are missing; the gather itself has the group's own limit.
-                    dist.monitored_barrier(group, timeout=datetime.timedelta(milliseconds=max(1, timeout_ms)),
-                                           wait_all_ranks=True)
-                messages = [None] * dist.get_world_size(group)
-                dist.all_gather_object(messages, mine, group=group)
+            messages = _gather_objects(group, mine, timeout_ms)
             for rank, theirs in enumerate(messages):
                 if len(theirs) > slot_bytes:
                     raise ValueError(f"rank {rank} sent {len(theirs)} bytes; at most {slot_bytes} fit")
@@ -80,7 +115,10 @@ class Communicator:
         2 * world * max_tokens * hidden_max * 2 bytes. timeout: seconds a launch may wait (None: 600 for the first 100
         launches, then 20, or STOKER_TIMEOUT_MS). setup_timeout: seconds for each step of the set-up. sm_budget: SMs a
         launch may use (0: all, shared among the group's ranks on the device).
-        Raises StokerError naming what is wrong or who is missing.
+        The workspace is made here, by cudaMalloc, and never grows: a captured graph keeps its addresses. Each call
+        makes one of its own, so two engines in one process share nothing.
+        Raises StokerError naming what is wrong or who is missing; UnsupportedGroupError on all ranks where the group is
+        beyond what is supported; StokerError while a CUDA graph is captured.
         """
         device = torch.device(device)
         if device.type == "cpu":
@@ -98,6 +136,8 @@ class Communicator:
             group = dist.group.WORLD
         if group is not None and dist.get_backend(group) == "nccl" and device.type == "cpu":
             raise StokerError("stoker: a CPU communicator needs a process group that moves CPU objects (gloo)")
+        _refuse_in_capture(device, "a communicator cannot be made")
+        _refuse_unsupported(group, ordinal, setup_timeout)
         gather = _gather_over(group)
         options = _Group(name=name.encode(), rank=0 if group is None else dist.get_rank(group),
                          world=1 if group is None else dist.get_world_size(group), capacity=max_tokens,
@@ -132,10 +172,12 @@ class Communicator:
 
     def reset(self, timeout: float = 60.0) -> None:
         """Collective: brings a failed group back."""
+        _refuse_in_capture(self.device, "a communicator cannot be reset")
         self._call(self._library.stoker_reset, ctypes.c_int64(self.handle), ctypes.c_int64(int(timeout * 1000)))
 
     def close(self, timeout: float = 60.0) -> None:
         """Collective, idempotent, bounded."""
+        _refuse_in_capture(self.device, "a communicator cannot be closed")
         self._call(self._library.stoker_close, ctypes.c_int64(self.handle), ctypes.c_int64(int(timeout * 1000)))
 
     def __enter__(self):

@@ -7,7 +7,7 @@ import torch
 
 import reference
 from stoker import flashinfer_compat as comm
-from test_ranks import run
+from rank_processes import run
 
 TOKENS, HIDDEN, TOP_K, EPS = 7, 520, 4, 1e-5
 PARAMETERS = {  # flashinfer.comm.trtllm_ar, in its order

@@ -45,6 +45,9 @@ def _cuda_library_impl(ctx):
     gencode = []
     for arch in _archs(ctx):
         gencode += ["-gencode", "arch=compute_%s,code=sm_%s" % (arch, arch)]
+    if ctx.var.get("stoker_archs") == "all":
+        # For GPUs newer than all of them: PTX, which the driver compiles.
+        gencode += ["-gencode", "arch=compute_%s,code=compute_%s" % (_archs(ctx)[-1], _archs(ctx)[-1])]
     objects = []
     for source in ctx.files.srcs:
         output = ctx.actions.declare_file("_objs/%s/%s.o" % (ctx.label.name, source.basename))

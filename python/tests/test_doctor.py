@@ -1,0 +1,70 @@
+"""What `stoker doctor` says of a model's config, and of configs that it cannot judge."""
+
+import json
+
+import pytest
+
+from stoker import doctor
+
+QWEN = {"architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 4, "hidden_size": 2048, "num_experts": 128,
+        "num_experts_per_tok": 8, "decoder_sparse_step": 1, "mlp_only_layers": [], "torch_dtype": "bfloat16"}
+
+
+def reasons(config, ranks=2, group=None):
+    return dict(doctor.judge(config, ranks, group))
+
+
+def test_every_sum_of_a_plain_mixture_is_fused():
+    assert reasons(QWEN) == {f"layer {layer} {what}": None for layer in range(4) for what in ("attention", "experts")}
+
+
+@pytest.mark.parametrize("change, dense", [
+    ({"mlp_only_layers": [1]}, [1]),
+    ({"decoder_sparse_step": 2}, [0, 2]),
+    ({"num_experts": None, "n_routed_experts": 64, "first_k_dense_replace": 3}, [0, 1, 2]),
+    ({"num_experts": 0}, [0, 1, 2, 3]),
+])
+def test_dense_layers_keep_their_sum_after_the_mlp(change, dense):
+    got = reasons(QWEN | change)
+    assert [layer for layer in range(4) if got[f"layer {layer} experts"] is not None] == dense
+    assert all(got[f"layer {layer} attention"] is None for layer in range(4))
+    assert all(got[f"layer {layer} experts"] == "no mixture of experts" for layer in dense)
+
+
+@pytest.mark.parametrize("change, ranks, words", [
+    ({"hidden_size": 2044}, 2, "hidden size 2044; supported: multiples of 8"),
+    ({"hidden_size": 32768}, 2, "up to 16384"),
+    ({"num_experts_per_tok": 33}, 2, "33 experts a token; supported: up to 32"),
+    ({"torch_dtype": "float32"}, 2, "dtype float32"),
+    ({}, 9, "9 ranks: 1 to 8"),
+    ({}, 1, "one rank"),
+])
+def test_what_holds_for_all_layers_is_said_of_all(change, ranks, words):
+    got = set(reasons(QWEN | change, ranks).values())
+    assert len(got) == 1 and words in got.pop()
+
+
+def test_the_reason_of_the_group_comes_first():
+    assert set(reasons(QWEN, group="no peer access").values()) == {"no peer access"}
+
+
+@pytest.mark.parametrize("text, words", [
+    ("{", "config.json"),
+    ("[]", "an object is needed"),
+    (json.dumps(QWEN | {"num_hidden_layers": -1}), "num_hidden_layers is -1; a number from 1"),
+    (json.dumps(QWEN | {"hidden_size": "big"}), "hidden_size is 'big'"),
+])
+def test_a_bad_config_is_named_with_its_key(tmp_path, capsys, text, words):
+    (tmp_path / "config.json").write_text(text)
+    assert doctor.main(["--model", str(tmp_path), "--gpu", "sm_90"]) == 2
+    assert words in capsys.readouterr().out
+
+
+def test_the_summary_counts_and_groups(capsys):
+    lines = doctor.summary([("a", None), ("b", "why"), ("c", "why")])
+    assert lines == ["fused: 1 of 3 sums over ranks", "  not b and 1 more: why"]
+
+
+def test_the_installation_is_described_without_a_model(capsys):
+    assert doctor.main([]) == 0
+    assert "torch " in capsys.readouterr().out

@@ -27,15 +27,22 @@ def cpu_library() -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
+def no_cuda_reason() -> str | None:
+    """Why this torch cannot have the CUDA ops, or None. The CPU ops work all the same."""
+    built_for = 13
+    if torch.version.cuda is None:
+        return "torch was built without CUDA"
+    if int(torch.version.cuda.split(".")[0]) != built_for:
+        return (f"built for CUDA {built_for}, torch was built for CUDA {torch.version.cuda}; "
+                f"install a torch for CUDA {built_for}")
+    return None
+
+
 @functools.cache
 def cuda_library() -> ctypes.CDLL | None:
-    """The library with the CUDA ops, or None where torch was built without CUDA."""
-    if torch.version.cuda is None:
+    """The library with the CUDA ops, or None for a `no_cuda_reason`."""
+    if no_cuda_reason() is not None:
         return None
-    built_for = 13
-    if int(torch.version.cuda.split(".")[0]) != built_for:
-        raise ImportError(f"stoker: built for CUDA {built_for}, torch was built for CUDA {torch.version.cuda}; "
-                          f"install a torch for CUDA {built_for}")
     cpu_library()
     path = _find("libstoker_cuda.so")
     torch.ops.load_library(str(path))

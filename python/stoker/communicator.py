@@ -126,7 +126,7 @@ class Communicator:
         elif device.type == "cuda":
             library = _library.cuda_library()
             if library is None:
-                raise StokerError("stoker: torch was built without CUDA; use device='cpu'")
+                raise StokerError(f"stoker: {_library.no_cuda_reason()}; or use device='cpu'")
             if not torch.cuda.is_available():
                 raise StokerError("stoker: no CUDA device is visible to torch")
             ordinal = torch.cuda.current_device() if device.index is None else device.index

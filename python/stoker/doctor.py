@@ -14,7 +14,7 @@ import pathlib
 import torch
 
 import stoker
-from stoker import group_facts
+from stoker import _library, group_facts
 
 # Of comm/protocol.h.
 HIDDEN_MAX, TOP_K_MAX = 16384, 32
@@ -36,7 +36,7 @@ def _version(package):
 
 def installation() -> list[str]:
     """One line a fact."""
-    cuda = "loaded" if stoker.cuda_library() else "not loaded: this torch was built without CUDA"
+    cuda = "loaded" if stoker.cuda_library() else f"not loaded: {_library.no_cuda_reason()}"
     lines = [f"stoker {_version('stoker') or '(not installed: a build tree)'}, CUDA ops {cuda}",
              f"torch {torch.__version__}, CUDA {torch.version.cuda}"]
     count = torch.cuda.device_count()

@@ -1,5 +1,5 @@
-"""What an installed package must do on any machine, run by the interpreter that it was installed for: it is
-imported without a GPU, passes opcheck, and two CPU ranks agree. Prints one line of JSON. No pytest: other environments run it."""
+"""What an installed package must do on any machine, run by the interpreter that it was installed for: it is imported
+without a GPU, passes opcheck, and two CPU ranks agree. Prints a line of JSON. No pytest: other environments run it."""
 
 import json
 import os

@@ -116,9 +116,12 @@ def test_the_bundled_abseil_is_used_where_the_system_has_another(installed):
 
 
 def test_another_cuda_major_is_named(installed):
-    code = "import torch; torch.version.cuda = '12.8'; import stoker"
+    code = ("import torch; torch.version.cuda = '12.8'; import stoker; "
+            "stoker.Communicator.from_process_group(device='cpu').close(); print('the CPU ops work'); "
+            "stoker.Communicator.from_process_group(device='cuda')")
     done = subprocess.run([installed, "-c", code], capture_output=True, text=True, cwd="/")
-    assert done.returncode == 1 and "built for CUDA 13, torch was built for CUDA 12.8" in done.stderr, done.stderr
+    assert done.returncode == 1 and "the CPU ops work" in done.stdout, done.stdout + done.stderr
+    assert "built for CUDA 13, torch was built for CUDA 12.8" in done.stderr, done.stderr
 
 
 def test_a_torch_without_cuda_needs_no_cuda_library(installed):

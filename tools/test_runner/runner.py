@@ -17,6 +17,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import kernel_table  # noqa: E402
 import results  # noqa: E402
+import torch_version  # noqa: E402
 import vllm_cpu  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -154,11 +155,13 @@ def parse_arguments():
                         help="build and test that way; no budgets, recorded like --long")
     parser.add_argument("--vllm", action="store_true",
                         help="only the plug-in in real vLLM on CPU ranks; installs vLLM beside the other packages")
+    parser.add_argument("--torch", metavar="VERSION", type=torch_version.check_version,
+                        help="the wheel with this torch alone, such as 2.10.0 or newest; installs it, recorded too")
     return parser.parse_args()
 
 
-def record(named, total, seconds):
-    line = {"what": named.text(), "result": total.line(), "seconds": round(seconds), "commit": commit(),
+def record(what, result, seconds):
+    line = {"what": what, "result": result, "seconds": round(seconds), "commit": commit(),
             "date": datetime.date.today().isoformat()}
     with open(RECORD, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
@@ -173,6 +176,11 @@ def main():
     report = Report(budgets=not named)
     total = results.Counts()
     start = time.monotonic()
+    if arguments.torch:
+        passed, words = torch_version.run(ROOT, arguments.torch)
+        record(f"--torch {arguments.torch}", f"{'passed' if passed else 'FAILED'}: {words}", time.monotonic() - start)
+        print(f"{'passed' if passed else 'FAILED'}: {words}")
+        return 0 if passed else 1
     print("Setting up (nothing is installed that is there already) ...", flush=True)
     run_setup(report)
     if not report.bad:
@@ -191,7 +199,7 @@ def main():
     if total.passed + total.failed == 0:
         total.failed = 1
     if named and not arguments.suite:
-        record(named, total, time.monotonic() - start)
+        record(named.text(), total.line(), time.monotonic() - start)
     print(total.line(), flush=True)
     return 1 if total.failed else 0
 

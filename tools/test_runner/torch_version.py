@@ -4,6 +4,7 @@ Installs that torch (about 5 GB on disk) beside the other environments, then the
 runs python/tests/installed_check.py: the import without a GPU, opcheck, and two CPU ranks.
 """
 
+import argparse
 import os
 import pathlib
 import re
@@ -14,10 +15,10 @@ NEWEST = "newest"
 
 
 def check_version(text) -> str:
-    """`text` where it names a release of torch or the newest one; ValueError saying what is needed."""
+    """`text` where it names a release of torch or the newest one; else the error that argparse shows."""
     if text == NEWEST or re.fullmatch(r"\d+\.\d+(\.\d+)?", text):
         return text
-    raise ValueError(f"{text!r}: a release of torch such as 2.10.0, or {NEWEST}")
+    raise argparse.ArgumentTypeError(f"{text!r}: a release of torch such as 2.10.0, or {NEWEST}")
 
 
 def environment(version) -> pathlib.Path:

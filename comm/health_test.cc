@@ -81,6 +81,22 @@ TEST(Health, ATimeoutNamesThePeerThatHasNotLaunched) {
   }
 }
 
+TEST(Health, ARankThatWaitedForItselfCouldNotStartItsLaunch) {
+  auto page = MakePage();
+  FailureRecord& record = page->ranks[1].record;
+  record.code = FailureCode::kTimeout;
+  record.rank = record.peer = 1;
+  record.token = record.packet = -1;
+  record.epoch = 37;
+  record.detail = 20'000'000'000;
+  record.valid = 5;
+  const absl::Status status = StatusOf(*page);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  for (const char* part : {"rank 1 waited 20000 ms for its own launch of epoch 37", "SM budget"}) {
+    EXPECT_NE(status.message().find(part), std::string::npos) << part << ": " << status;
+  }
+}
+
 TEST(Health, ARecordOfAnotherGenerationIsOldNews) {
   auto page = MakePage();
   page->ranks[0].record.code = FailureCode::kTimeout;

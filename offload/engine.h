@@ -157,7 +157,7 @@ class Engine {
   void ComputeTile(Call& call, const Tile& tile) const;
   void Fc2TileDone(Call* call, const Tile& tile);
   void PrepareFc2(Call& call, int task) const;
-  ExpertView View(const Call& call, const Work& work) const;
+  ExpertView View(const Call& call, const Work& work, int tile) const;
   bool WaitForWork(Lock* lock, const Deadline* deadline);
   void Signal(bool all);
 

@@ -114,12 +114,15 @@ void Engine::RunTile(Lock* lock, const std::shared_ptr<Call>& call, const Tile& 
   if (active_ == call) EndGroupIfDone();
 }
 
-ExpertView Engine::View(const Call& call, const Work& work) const {
+// `tile` counts those of FC1, then those of FC2.
+ExpertView Engine::View(const Call& call, const Work& work, int tile) const {
   ExpertView view{checkpoint_->shape(), {}};
   const char* slot = arena_->data() + work.lease->slot * layout_.slot_bytes;
   const ExpertExtents& extents = checkpoint_->extents(call.layer, work.expert);
+  const RecordLayout* record = checkpoint_->record_layout();
   for (int part = 0; part < kParts; ++part) {
-    view.parts[part] = slot + layout_.Position(part, extents.parts[part]);
+    view.parts[part] = record != nullptr ? record->Base(slot, tile, part)
+                                         : slot + layout_.Position(part, extents.parts[part]);
   }
   return view;
 }
@@ -133,13 +136,13 @@ void Engine::ComputeTile(Call& call, const Tile& tile) const {
     const int begin = tile.index * kFc1TileRows;
     // All routes of a single token share its row.
     const size_t stride = call.tokens == 1 ? 0 : call.prepared_bytes;
-    kernel_.Fc1(View(call, work), {call.prepared.data() + row * stride, stride, tokens}, begin,
-                std::min(begin + kFc1TileRows, shape.intermediate),
+    kernel_.Fc1(View(call, work, tile.index), {call.prepared.data() + row * stride, stride, tokens},
+                begin, std::min(begin + kFc1TileRows, shape.intermediate),
                 call.intermediate.data() + row * shape.intermediate, shape.intermediate);
   } else {
     const int begin = tile.index * kFc2TileRows;
     kernel_.Fc2(
-        View(call, work),
+        View(call, work, (shape.intermediate + kFc1TileRows - 1) / kFc1TileRows + tile.index),
         {call.prepared_fc2.data() + row * call.prepared_fc2_bytes, call.prepared_fc2_bytes, tokens},
         begin, std::min(begin + kFc2TileRows, shape.hidden), call.rows.data() + row * shape.hidden,
         shape.hidden);

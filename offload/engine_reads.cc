@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <map>
 #include <utility>
 
@@ -13,29 +12,6 @@
 #include "offload/engine_call.h"
 
 namespace stoker::offload {
-namespace {
-
-bool FiniteScales(const char* data, uint64_t bytes, ScaleType type) {
-  // All bits of the exponent set: infinite or not a number.
-  if (type == ScaleType::kFp32) {
-    for (uint64_t i = 0; i + 4 <= bytes; i += 4) {
-      uint32_t bits;
-      std::memcpy(&bits, data + i, sizeof(bits));
-      if ((bits & 0x7f800000) == 0x7f800000) return false;
-    }
-    return true;
-  }
-  const uint16_t exponent = type == ScaleType::kBf16 ? 0x7f80 : 0x7c00;
-  for (uint64_t i = 0; i + 2 <= bytes; i += 2) {
-    uint16_t bits;
-    std::memcpy(&bits, data + i, sizeof(bits));
-    if ((bits & exponent) == exponent) return false;
-  }
-  return true;
-}
-
-}  // namespace
-
 LoadPlan Engine::PlanOf(int layer, int expert) const {
   return MakeLoadPlan(checkpoint_->shape(), checkpoint_->extents(layer, expert), layout_,
                       options_.chunk_bytes);
@@ -145,8 +121,14 @@ void Engine::ReadChunks(ReadLane* lane, int number) {
 absl::Status Engine::Verify(const QueuedRead& queued, absl::Status status) const {
   const Read& read = queued.read;
   if (status.ok()) status = checkpoint_->CheckFile(read.file);
+  if (status.ok() && read.part == kParts) {
+    const char* bytes = arena_->data() + queued.slot * layout_.slot_bytes + read.position;
+    status = checkpoint_->CheckChunk(queued.layer, queued.expert, queued.chunk,
+                                     {bytes, static_cast<size_t>(read.bytes)});
+  }
   if (status.ok() && IsScale(read.part) &&
-      !FiniteScales(arena_->data() + queued.slot * layout_.slot_bytes + read.position, read.bytes,
+      !FiniteScales({arena_->data() + queued.slot * layout_.slot_bytes + read.position,
+                     static_cast<size_t>(read.bytes)},
                     checkpoint_->shape().scale_type)) {
     status = absl::DataLossError(
         absl::StrCat(checkpoint_->file(read.file).path(), ": a scale is not finite"));

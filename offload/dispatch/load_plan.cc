@@ -8,9 +8,27 @@ namespace {
 
 int Tiles(int rows, int tile_rows) { return (rows + tile_rows - 1) / tile_rows; }
 
+LoadPlan RecordPlan(const ExpertShape& shape, const Extent& record) {
+  const RecordLayout layout(shape);
+  LoadPlan plan;
+  plan.tiles.fc1_tiles = layout.fc1_tiles;
+  plan.tiles.fc2_tiles = layout.fc2_tiles;
+  for (const RecordLayout::Chunk& chunk : layout.chunks) {
+    plan.reads.push_back(
+        {kParts, record.file, record.offset + chunk.offset, chunk.bytes, chunk.offset});
+    std::vector<int>& tiles = plan.tiles.tiles_of_chunk.emplace_back();
+    for (int tile = chunk.first_tile; tile < chunk.end_tile; ++tile) tiles.push_back(tile);
+  }
+  return plan;
+}
+
 }  // namespace
 
-SlotLayout::SlotLayout(const ExpertExtents& any_expert) {
+SlotLayout::SlotLayout(const ExpertExtents& any_expert) : region{} {
+  if (any_expert.record.bytes != 0) {
+    slot_bytes = any_expert.record.bytes;
+    return;
+  }
   for (int part = 0; part < kParts; ++part) {
     region[part] = slot_bytes;
     if (any_expert.parts[part].bytes == 0) continue;
@@ -25,6 +43,7 @@ TaskPlan ResidentPlan(const ExpertShape& shape) {
 
 LoadPlan MakeLoadPlan(const ExpertShape& shape, const ExpertExtents& extents,
                       const SlotLayout& layout, uint64_t chunk_bytes) {
+  if (extents.record.bytes != 0) return RecordPlan(shape, extents.record);
   LoadPlan plan;
   plan.tiles = ResidentPlan(shape);
   const auto add = [&](int part, uint64_t begin, uint64_t end, int first_tile, int last_tile) {

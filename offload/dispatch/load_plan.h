@@ -17,10 +17,6 @@
 namespace stoker::offload {
 
 inline constexpr uint64_t kPage = 4096;
-// Rows of a tile: about 100 KiB of weights for common shapes, so that handing one out costs little.
-inline constexpr int kFc1TileRows = 64;
-inline constexpr int kFc2TileRows = 256;
-
 struct SlotLayout {
   explicit SlotLayout(const ExpertExtents& any_expert);
   // Where the first byte of a part lies in the slot.
@@ -32,7 +28,7 @@ struct SlotLayout {
 };
 
 struct Read {
-  int part = 0;
+  int part = 0;  // kParts: a chunk of a record
   int file = 0;
   uint64_t offset = 0;
   uint64_t bytes = 0;

@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "offload/store/crc32c.h"
 #include "offload/store/expert_names.h"
 
 namespace stoker::offload {
@@ -151,20 +153,6 @@ class Resolver {
 
 }  // namespace
 
-const char* PartName(int part) {
-  constexpr const char* kNames[] = {"gate weights",     "up weights",     "down weights",
-                                    "gate scales",      "up scales",      "down scales",
-                                    "gate zero points", "up zero points", "down zero points"};
-  return kNames[part];
-}
-
-size_t ScaleBytes(ScaleType type) { return type == ScaleType::kFp32 ? 4 : 2; }
-
-const char* ScaleTypeName(ScaleType type) {
-  if (type == ScaleType::kBf16) return "bf16";
-  return type == ScaleType::kFp16 ? "fp16" : "fp32";
-}
-
 uint64_t ExpertExtents::bytes() const {
   uint64_t sum = 0;
   for (const Extent& extent : parts) sum += extent.bytes;
@@ -190,6 +178,7 @@ absl::Status Checkpoint::AddLayer(const TensorSet& tensors, const Scheme& scheme
 
 absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& directory,
                                                              const FileOpener& opener) {
+  if (absl::EndsWith(directory, kSidecarSuffix)) return OpenSidecar(directory, opener);
   STOKER_ASSIGN_OR_RETURN(const auto config, opener(directory + "/config.json"));
   STOKER_ASSIGN_OR_RETURN(const Scheme scheme, ReadScheme(*config));
   if (scheme.format != Format::kPackQuantized) {
@@ -211,6 +200,47 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
   }
   checkpoint->files_ = std::move(tensors.files);
   return checkpoint;
+}
+
+absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::OpenSidecar(const std::string& path,
+                                                                    const FileOpener& opener) {
+  STOKER_ASSIGN_OR_RETURN(auto file, opener(path));
+  STOKER_ASSIGN_OR_RETURN(const FileIdentity identity, file->Identity());
+  STOKER_ASSIGN_OR_RETURN(SidecarIndex index, ReadSidecarIndex(*file));
+  auto checkpoint = std::unique_ptr<Checkpoint>(new Checkpoint());
+  checkpoint->shape_ = index.shape;
+  checkpoint->experts_ = index.experts;
+  checkpoint->architecture_ = index.architecture;
+  const RecordLayout& layout = checkpoint->record_.emplace(index.shape);
+  uint64_t offset = index.DataBegin(layout);
+  for (size_t i = 0; i < index.layers.size() * index.experts; ++i, offset += layout.bytes) {
+    ExpertExtents extents;
+    extents.record = {0, offset, layout.bytes};
+    for (int part = 0; part < kParts; ++part) {
+      extents.parts[part] = {0, offset, layout.PartBytes(part)};
+    }
+    checkpoint->extents_.push_back(extents);
+  }
+  checkpoint->layers_ = std::move(index.layers);
+  checkpoint->checksums_ = std::move(index.checksums);
+  checkpoint->files_.push_back({std::move(file), identity});
+  return checkpoint;
+}
+
+absl::Status Checkpoint::CheckChunk(int layer_index, int expert, int chunk,
+                                    absl::string_view bytes) const {
+  const size_t row = static_cast<size_t>(layer_index) * experts_ + expert;
+  const uint32_t wanted = checksums_[row * (record_->chunks.size() + 1) + chunk];
+  const uint32_t found = Crc32c(bytes);
+  if (found == wanted) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      files_[0].file->path(), ": chunk ", chunk, " has the checksum ", absl::Hex(found),
+      " instead of ", absl::Hex(wanted), ": the file is damaged; pack it again"));
+}
+
+uint32_t Checkpoint::parts_checksum(int layer_index, int expert) const {
+  const size_t row = static_cast<size_t>(layer_index) * experts_ + expert;
+  return checksums_[(row + 1) * (record_->chunks.size() + 1) - 1];
 }
 
 absl::Status Checkpoint::CheckFile(int index) const {

@@ -4,6 +4,9 @@
 //   STOKER_ASSIGN_OR_RETURN(auto checkpoint, Checkpoint::Open(directory));
 //   const ExpertExtents& extents = checkpoint->extents(layer, expert);
 //
+// Or a .stoker file (sidecar.h), by its name: then an expert is one record, read by chunks that
+// have checksums, and its extents say only where it stands and how many bytes a part has.
+//
 // Reads <directory>/config.json and the *.safetensors files (tensor_set.h). Immutable after Open,
 // thread-safe. All that it returns was checked against the files: ranges inside the file, one shape
 // and one group size for all experts, no expert missing. Errors name the file or tensor and what is
@@ -14,30 +17,18 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "offload/io/file.h"
-#include "offload/store/scheme.h"
+#include "offload/store/expert_shape.h"
+#include "offload/store/record.h"
+#include "offload/store/sidecar.h"
 #include "offload/store/tensor_set.h"
 
 namespace stoker::offload {
-
-enum class ScaleType { kBf16, kFp16, kFp32 };
-
-struct ExpertShape {
-  int hidden = 0;
-  int intermediate = 0;
-  int group = 0;  // weights that share a scale
-  ScaleType scale_type = ScaleType::kBf16;
-  bool zero_points = false;  // stored; else every zero is 8
-  // Gate and up are one matrix, rows gate 0, up 0, gate 1, ...: the parts of gate hold it, those of
-  // up are empty.
-  bool interleaved = false;
-  SwigluParameters swiglu = {};
-  bool operator==(const ExpertShape&) const = default;
-};
 
 // A byte range of a file of the checkpoint; no bytes: the part is absent.
 struct Extent {
@@ -46,28 +37,9 @@ struct Extent {
   uint64_t bytes = 0;
 };
 
-// Weights [rows, columns / 2] bytes, low nibble first; scales [rows, columns / group]; zero points
-// [rows / 8, columns / group] little-endian 32-bit words, row r in nibble r % 8 of its word. A part
-// modulo 3 is its projection.
-enum Part {
-  kGate,
-  kUp,
-  kDown,
-  kGateScale,
-  kUpScale,
-  kDownScale,
-  kGateZero,
-  kUpZero,
-  kDownZero,
-  kParts
-};
-const char* PartName(int part);
-inline bool IsScale(int part) { return part >= kGateScale && part < kGateZero; }
-size_t ScaleBytes(ScaleType type);
-const char* ScaleTypeName(ScaleType type);
-
 struct ExpertExtents {
   std::array<Extent, kParts> parts;
+  Extent record;  // of a .stoker file; else no bytes
   uint64_t bytes() const;
 };
 
@@ -88,11 +60,19 @@ class Checkpoint {
   const File& file(int index) const { return *files_[index].file; }
   // FailedPrecondition if a file was replaced or changed since Open.
   absl::Status CheckFile(int index) const;
+  // How records are laid out; nullptr where experts are not records.
+  const RecordLayout* record_layout() const { return record_ ? &*record_ : nullptr; }
+  // DataLoss unless `bytes`, chunk `chunk` of the expert's record, have their checksum.
+  absl::Status CheckChunk(int layer_index, int expert, int chunk, absl::string_view bytes) const;
+  // The sum of the expert's parts in the source of a .stoker file (PartsChecksum).
+  uint32_t parts_checksum(int layer_index, int expert) const;
   // The architecture whose names were found.
   const std::string& architecture() const { return architecture_; }
 
  private:
   Checkpoint() = default;
+  static absl::StatusOr<std::unique_ptr<Checkpoint>> OpenSidecar(const std::string& path,
+                                                                 const FileOpener& opener);
   absl::Status AddLayer(const TensorSet& tensors, const Scheme& scheme, int layer);
 
   std::vector<OpenFile> files_;
@@ -101,6 +81,8 @@ class Checkpoint {
   int experts_ = 0;
   std::vector<ExpertExtents> extents_;
   std::string architecture_;
+  std::optional<RecordLayout> record_;
+  std::vector<uint32_t> checksums_;  // SidecarIndex::checksums
 };
 
 }  // namespace stoker::offload

@@ -1,11 +1,14 @@
 """Checkpoints as the real packages write them: compressed-tensors packs, huggingface_hub cuts into shards."""
 
 import json
+import os
+import subprocess
 
 import pytest
 import stoker
 import torch
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
+from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from huggingface_hub import save_torch_state_dict
 
@@ -124,3 +127,72 @@ def test_activation_order_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(RuntimeError, match="permutes the columns"):
         stoker.OffloadEngine(tmp_path, cache_bytes=1 << 20)
+
+
+def pack(folder, out):
+    command = os.path.join(os.environ["TEST_SRCDIR"], "stoker/tools/stoker/stoker")
+    return subprocess.run([command, "offload", "pack", folder, out], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("fused, symmetric", [(None, True), ("halves", False), ("interleaved", False)])
+def test_packed(tmp_path, fused, symmetric):
+    weights = write(tmp_path, stacked=True, fused=fused, symmetric=symmetric)
+    done = pack(tmp_path, tmp_path / "out.stoker")
+    assert done.returncode == 0, done.stderr
+    check(tmp_path / "out.stoker", weights, fused)
+
+
+def words(nibbles):
+    """Packs the last dimension, eight a word, the first in the lowest bits."""
+    return (nibbles.long().unflatten(-1, (-1, 8)) << 4 * torch.arange(8)).sum(-1).to(torch.int32)
+
+
+def write_transposed(folder, method, *, symmetric=False, version=1, group=64):
+    """One layer as AutoAWQ or GPTQ stores it: matrices [inputs, outputs]."""
+    random = torch.Generator().manual_seed(5)
+    tensors, weights = {}, {"gate_proj": [], "up_proj": [], "down_proj": []}
+    for expert in range(EXPERTS):
+        for name in weights:
+            n, k = (HIDDEN, INTERMEDIATE) if name == "down_proj" else (INTERMEDIATE, HIDDEN)
+            values = torch.randint(0, 16, (k, n), generator=random, dtype=torch.int8)
+            zeros = torch.full((k // group, n), 8, dtype=torch.int8) if symmetric else torch.randint(
+                0, 16, (k // group, n), generator=random, dtype=torch.int8)
+            scales = (torch.rand(k // group, n, generator=random) * 0.01 + 0.01).half()
+            wide = [t.double().repeat_interleave(group, 0) for t in (zeros, scales)]
+            weights[name].append(((values.double() - wide[0]) * wide[1]).T)
+            prefix = f"model.layers.3.mlp.experts.{expert}.{name}."
+            if method == "awq":
+                order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+                packed = [words(t.unflatten(-1, (-1, 8))[..., order].flatten(-2)) for t in (values, zeros)]
+                back = AutoAWQConverter.reverse_awq_order(*AutoAWQConverter.unpack_awq(*packed, 4), 4)
+                assert torch.equal(back[0] & 15, values) and torch.equal(back[1] & 15, zeros)
+            else:
+                packed = [words(values.T).T.contiguous(), words((zeros - int(version == 1)) & 15)]
+                tensors[prefix + "g_idx"] = (torch.arange(k) // group).to(torch.int32)
+            tensors.update({prefix + "qweight": packed[0], prefix + "qzeros": packed[1], prefix + "scales": scales})
+    save_torch_state_dict(tensors, folder)
+    config = {"quant_method": method, "bits": 4, "group_size": group}
+    config |= {"version": "gemm", "zero_point": not symmetric} if method == "awq" else {
+        "desc_act": False, "sym": symmetric, "checkpoint_format": "gptq_v2" if version == 2 else "gptq"}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    return tuple(torch.stack(w) for w in weights.values())
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("method, version", [("awq", 1), ("gptq", 1), ("gptq", 2)])
+def test_awq_and_gptq_are_converted(tmp_path, method, version, symmetric):
+    weights = write_transposed(tmp_path, method, symmetric=symmetric, version=version)
+    done = pack(tmp_path, tmp_path / "out.stoker")
+    assert done.returncode == 0, done.stderr
+    check(tmp_path / "out.stoker", weights)
+
+
+def test_a_wrong_version_or_order_of_gptq_is_refused(tmp_path):
+    write_transposed(tmp_path, "gptq", symmetric=True, version=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["checkpoint_format"] = "gptq_v2"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "a zero point is not 8" in pack(tmp_path, tmp_path / "out.stoker").stderr
+    config["quantization_config"] |= {"checkpoint_format": "gptq", "desc_act": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "desc_act permutes" in pack(tmp_path, tmp_path / "out.stoker").stderr

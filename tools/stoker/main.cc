@@ -11,6 +11,7 @@
 #include "tools/stoker/bench_finalize_flags.h"
 #include "tools/stoker/health.h"
 #include "tools/stoker/offload_bench.h"
+#include "tools/stoker/offload_checkpoint.h"
 
 namespace {
 
@@ -29,6 +30,10 @@ constexpr char kUsage[] =
     "  offload overhead [--threads=N] [--pairs=20]\n"
     "      all-hit calls against the same tiles without readiness, and calls that do next to "
     "nothing\n"
+    "  offload inspect CHECKPOINT [--top_k=8] [--json=FILE]\n"
+    "      format, shapes, bytes, smallest budgets, whether it can be read where it lies\n"
+    "  offload pack CHECKPOINT OUT.stoker [--json=FILE]\n"
+    "      one aligned record an expert, with checksums; AWQ and GPTQ need it\n"
     "  offload replay TRACE\n"
     "      hit rates of cache policies on a routing trace, and which to take\n"
     "  health [--pid=N]\n"
@@ -54,6 +59,12 @@ int main(int argc, char** argv) {
   }
   if (is(1, "offload") && is(2, "overhead") && words.size() == 3) {
     return stoker::command::RunOffloadOverhead();
+  }
+  if (is(1, "offload") && is(2, "inspect") && words.size() == 4) {
+    return stoker::command::RunOffloadInspect(words[3]);
+  }
+  if (is(1, "offload") && is(2, "pack") && words.size() == 5) {
+    return stoker::command::RunOffloadPack(words[3], words[4]);
   }
   if (is(1, "offload") && is(2, "replay") && words.size() == 4) {
     return stoker::command::RunOffloadReplay(words[3]);

@@ -6,6 +6,8 @@ code, exactly), `reference` (the same numbers from separate operations). See doc
 
 import logging
 import multiprocessing
+import os
+import sys
 
 from stoker.vllm import gate
 
@@ -32,7 +34,15 @@ def register():
     except Exception as error:  # vLLM must start without the plug-in
         reason = f"{type(error).__name__}: {error}"
     if reason is not None and multiprocessing.parent_process() is None:
-        logger.info("Stoker is off: %s", reason)
+        _say(f"Stoker is off: {reason}")
+
+
+def _say(text):
+    """One INFO line. vLLM configures its logging after it has loaded the plug-ins: until then, to standard error."""
+    if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+        logger.info("%s", text)
+    elif os.environ.get("VLLM_LOGGING_LEVEL", "INFO").upper() in ("DEBUG", "INFO"):
+        print(f"INFO {text}", file=sys.stderr, flush=True)
 
 
 def _register():

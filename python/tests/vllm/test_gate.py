@@ -125,7 +125,8 @@ ModelRegistry = Registry()
 """
 DRIVER = """
 import json, logging, sys
-logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+if {configured}:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
 import stoker.vllm
 stoker.vllm.register(); stoker.vllm.register()
 import torch
@@ -134,7 +135,7 @@ print(json.dumps([ModelRegistry.models, torch.cuda.is_initialized()]))
 """
 
 
-def start(folder, mode, version="0.32.0", body="self.models[architecture] = replacement"):
+def start(folder, mode, version="0.32.0", body="self.models[architecture] = replacement", configured=True):
     models = folder / "vllm/model_executor/models"
     models.mkdir(parents=True)
     (folder / "vllm/__init__.py").write_text(STAND_IN.format(version=version))
@@ -142,7 +143,8 @@ def start(folder, mode, version="0.32.0", body="self.models[architecture] = repl
     (models / "__init__.py").write_text(MODELS.format(body=body))
     package = pathlib.Path(gate.__file__).parents[2]
     environment = dict(os.environ, PYTHONPATH=f"{package}:{folder}", STOKER_VLLM=mode)
-    done = subprocess.run([sys.executable, "-c", DRIVER], env=environment, capture_output=True, text=True, timeout=120)
+    driver = DRIVER.replace("{configured}", str(configured))
+    done = subprocess.run([sys.executable, "-c", driver], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     models, cuda = json.loads(done.stdout.splitlines()[-1])
     assert cuda is False
@@ -164,3 +166,8 @@ def test_register_replaces_the_models_and_leaves_the_line_to_the_engine(tmp_path
 def test_register_says_why_it_does_nothing_and_never_raises(tmp_path, mode, version, body, reason):
     models, lines = start(tmp_path, mode, version, body)
     assert models == {} and len(lines) == 1 and "Stoker is off: " in lines[0] and reason in lines[0]
+
+
+def test_the_line_is_said_before_vllm_has_configured_its_logging(tmp_path):
+    _, lines = start(tmp_path, "off", configured=False)
+    assert lines == ["INFO Stoker is off: STOKER_VLLM=off"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 
 import pytest
@@ -129,9 +130,13 @@ def test_activation_order_is_refused(tmp_path):
         stoker.OffloadEngine(tmp_path, cache_bytes=1 << 20)
 
 
+def command(*words):
+    path = os.path.join(os.environ["TEST_SRCDIR"], "stoker/tools/stoker/stoker")
+    return subprocess.run([path, "offload", *words], capture_output=True, text=True, timeout=60)
+
+
 def pack(folder, out):
-    command = os.path.join(os.environ["TEST_SRCDIR"], "stoker/tools/stoker/stoker")
-    return subprocess.run([command, "offload", "pack", folder, out], capture_output=True, text=True, timeout=60)
+    return command("pack", folder, out)
 
 
 @pytest.mark.parametrize("fused, symmetric", [(None, True), ("halves", False), ("interleaved", False)])
@@ -196,3 +201,35 @@ def test_a_wrong_version_or_order_of_gptq_is_refused(tmp_path):
     config["quantization_config"] |= {"checkpoint_format": "gptq", "desc_act": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert "desc_act permutes" in pack(tmp_path, tmp_path / "out.stoker").stderr
+
+
+def test_inspect(tmp_path):
+    write(tmp_path, group=64, symmetric=False)
+    rows = tmp_path / "rows"
+    done = command("inspect", tmp_path, "--top_k=2", f"--json={rows}")
+    assert done.returncode == 0, done.stderr
+    row = json.loads(rows.read_text())
+    expert = 3 * (HIDDEN * INTERMEDIATE // 2 + HIDDEN * INTERMEDIATE // 64 * 5 // 2)
+    assert row["in_place"] and row["zero_points"] and (row["group"], row["scales"]) == (64, "bf16")
+    assert (row["layers"], row["experts"], row["expert_bytes"]) == (1, EXPERTS, expert)
+    assert row["smallest_useful_budget"] == 4 * row["slot_bytes"] and row["slot_bytes"] >= expert
+    write_transposed(tmp_path, "awq")
+    done = command("inspect", tmp_path)
+    assert done.returncode == 0 and "convert it with stoker offload pack" in done.stdout
+    done = command("inspect", tmp_path / "absent")
+    assert done.returncode == 1 and "config.json" in done.stderr
+
+
+def test_plan(tmp_path):
+    write(tmp_path)
+    rows = tmp_path / "rows"
+    done = command("plan", tmp_path, "--top_k=2", "--ram=300000,1M", f"--json={rows}")
+    assert done.returncode == 0, done.stderr
+    small, large = map(json.loads, rows.read_text().splitlines())
+    assert small["slots_per_layer"] < large["slots_per_layer"] == EXPERTS
+    assert 0 < small["hit_rate"] < large["hit_rate"] < 1
+    assert small["tokens_per_second_at_most"] < large["tokens_per_second_at_most"]
+    for ram, reason in (("1000", "at least [0-9]+ are needed"), ("4x", "give bytes"), ("900000G", "lower --ram")):
+        done = command("plan", tmp_path, "--top_k=2", f"--ram={ram}")
+        assert done.returncode == 1 and re.search(reason, done.stderr), done.stderr
+    assert "give one or more" in command("plan", tmp_path).stderr

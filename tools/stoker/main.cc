@@ -32,6 +32,9 @@ constexpr char kUsage[] =
     "nothing\n"
     "  offload inspect CHECKPOINT [--top_k=8] [--json=FILE]\n"
     "      format, shapes, bytes, smallest budgets, whether it can be read where it lies\n"
+    "  offload plan CHECKPOINT --ram=2G,4G [--trace=FILE] [--disk_gbps=1] [--memory_gbps=20] "
+    "[--json=FILE]\n"
+    "      hit rate of each budget, and the most tokens/s that disk and memory allow\n"
     "  offload pack CHECKPOINT OUT.stoker [--json=FILE]\n"
     "      one aligned record an expert, with checksums; AWQ and GPTQ need it\n"
     "  offload replay TRACE\n"
@@ -62,6 +65,9 @@ int main(int argc, char** argv) {
   }
   if (is(1, "offload") && is(2, "inspect") && words.size() == 4) {
     return stoker::command::RunOffloadInspect(words[3]);
+  }
+  if (is(1, "offload") && is(2, "plan") && words.size() == 4) {
+    return stoker::command::RunOffloadPlan(words[3]);
   }
   if (is(1, "offload") && is(2, "pack") && words.size() == 5) {
     return stoker::command::RunOffloadPack(words[3], words[4]);

@@ -2,6 +2,8 @@
 # Runs binaries of gtest cases: arguments are EXPECTED,NAME,BINARY,FILTER with EXPECTED pass or fail. A mutant that runs
 # into the limit is killed, too: it hangs.
 set -uo pipefail
+# Else a mutant's failures would be written as this test's own.
+unset XML_OUTPUT_FILE
 limit=12
 killed=0
 mutants=0

@@ -1,7 +1,5 @@
 #include "comm/cuda_communicator.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
@@ -16,23 +14,6 @@
 
 namespace stoker::comm {
 namespace {
-
-// What a rank tells its peers so that they can map its workspace.
-struct Address {
-  uint64_t process;  // drawn once a process: pids repeat between containers
-  void* pointer;
-  cudaIpcMemHandle_t handle;
-  cudaUUID_t device;
-};
-
-absl::StatusOr<uint64_t> ProcessToken() {
-  static const uint64_t token = [] {
-    uint64_t value = 0;
-    return getrandom(&value, sizeof(value), 0) == sizeof(value) ? value : 0;
-  }();
-  if (token == 0) return absl::UnavailableError("getrandom gave no random number");
-  return token;
-}
 
 // Makes `device` current for a scope.
 class DeviceScope {
@@ -49,55 +30,15 @@ class DeviceScope {
   int previous_ = 0;
 };
 
-bool SameDevice(const cudaUUID_t& a, const cudaUUID_t& b) {
-  return std::memcmp(a.bytes, b.bytes, sizeof(a.bytes)) == 0;
-}
-
-// The ordinal of a device in this process, or -1 where it is hidden from it.
-int OrdinalOf(const cudaUUID_t& uuid) {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess) return -1;
-  for (int ordinal = 0; ordinal < count; ++ordinal) {
-    cudaDeviceProp properties;
-    if (cudaGetDeviceProperties(&properties, ordinal) == cudaSuccess &&
-        SameDevice(properties.uuid, uuid)) {
-      return ordinal;
-    }
-  }
-  return -1;
-}
-
-absl::Status EnablePeerAccess(int device, const Address& peer, int rank) {
-  const int ordinal = OrdinalOf(peer.device);
-  if (ordinal < 0 || ordinal == device) return absl::OkStatus();
-  int can = 0;
-  STOKER_CUDA(cudaDeviceCanAccessPeer(&can, device, ordinal));
-  if (can == 0) {
-    return absl::UnavailableError(absl::StrCat("device ", device, " has no peer access to device ",
-                                               ordinal, " of rank ", rank,
-                                               "; see `nvidia-smi topo -p2p w`"));
-  }
-  const cudaError_t error = cudaDeviceEnablePeerAccess(ordinal, 0);
-  if (error == cudaErrorPeerAccessAlreadyEnabled) {
-    cudaGetLastError();
-    return absl::OkStatus();
-  }
-  return CudaStatus(error, "cudaDeviceEnablePeerAccess");
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaCommunicator>> CudaCommunicator::Create(
     const GroupOptions& options, const CudaOptions& cuda, RankExchange& exchange) {
   auto communicator = std::unique_ptr<CudaCommunicator>(new CudaCommunicator());
-  int count = 0;
-  STOKER_CUDA(cudaGetDeviceCount(&count));
-  if (cuda.device >= count) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("device ", cuda.device, ": this process sees ", count, " CUDA devices"));
-  }
-  communicator->device_ = cuda.device;
-  if (cuda.device < 0) STOKER_CUDA(cudaGetDevice(&communicator->device_));
+  // What may fail on one rank alone is followed by a word to the others, so that they learn it now
+  // and not by the set-up deadline.
+  STOKER_RETURN_IF_ERROR(exchange.AllSucceeded(
+      "choosing devices", communicator->ChooseDevice(cuda.device), options.setup_timeout));
   DeviceScope scope(communicator->device_);
 
   STOKER_ASSIGN_OR_RETURN(const EnvironmentVariables environment, EnvironmentVariables::Read());
@@ -107,8 +48,9 @@ absl::StatusOr<std::unique_ptr<CudaCommunicator>> CudaCommunicator::Create(
       communicator->health_,
       Health::Create(communicator->plan_, communicator->device_, exchange, timeout));
   communicator->placement_.sms = cuda.sm_budget;
-  STOKER_RETURN_IF_ERROR(communicator->Allocate());
-  STOKER_RETURN_IF_ERROR(communicator->Wipe(communicator->plan_.first_epoch, 0));
+  absl::Status allocated = communicator->Allocate();
+  if (allocated.ok()) allocated = communicator->Wipe(communicator->plan_.first_epoch, 0);
+  STOKER_RETURN_IF_ERROR(exchange.AllSucceeded("allocating workspaces", allocated, timeout));
   STOKER_RETURN_IF_ERROR(communicator->Connect(exchange, timeout));
   return communicator;
 }
@@ -126,6 +68,17 @@ CudaCommunicator::~CudaCommunicator() {
   }
   // Without a collective Close a peer may still write to the workspace, so it stays allocated.
   Free(/*own_too=*/plan_.world <= 1);
+}
+
+absl::Status CudaCommunicator::ChooseDevice(int device) {
+  int count = 0;
+  STOKER_CUDA(cudaGetDeviceCount(&count));
+  if (device >= count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device ", device, ": this process sees ", count, " CUDA devices"));
+  }
+  device_ = device;
+  return device < 0 ? CudaStatus(cudaGetDevice(&device_), "cudaGetDevice") : absl::OkStatus();
 }
 
 absl::Status CudaCommunicator::Allocate() {
@@ -174,74 +127,6 @@ absl::Status CudaCommunicator::Wipe(uint32_t first_epoch, uint32_t generation) {
   STOKER_CUDA(cudaStreamSynchronize(control_stream_));
   generation_ = generation;
   eager_launches_ = 0;
-  return absl::OkStatus();
-}
-
-absl::Status CudaCommunicator::Connect(RankExchange& exchange, absl::Duration timeout) {
-  Address mine{};
-  cudaDeviceProp properties;
-  STOKER_CUDA(cudaGetDeviceProperties(&properties, device_));
-  STOKER_ASSIGN_OR_RETURN(mine.process, ProcessToken());
-  mine.pointer = workspace_[plan_.rank];
-  mine.device = properties.uuid;
-  STOKER_CUDA(cudaIpcGetMemHandle(&mine.handle, mine.pointer));
-  STOKER_ASSIGN_OR_RETURN(
-      const std::vector<std::string> messages,
-      exchange.AllGather("exchanging workspaces",
-                         absl::string_view(reinterpret_cast<const char*>(&mine), sizeof(mine)),
-                         timeout));
-  int ranks_here = 0;
-  bool one_device = true;
-  Address first;
-  for (int peer = 0; peer < plan_.world; ++peer) {
-    Address theirs;
-    if (messages[peer].size() != sizeof(theirs)) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("rank ", peer, " sent an address of ", messages[peer].size(), " bytes"));
-    }
-    std::memcpy(&theirs, messages[peer].data(), sizeof(theirs));
-    if (peer == 0) first = theirs;
-    one_device = one_device && SameDevice(theirs.device, first.device);
-    if (SameDevice(theirs.device, mine.device)) ++ranks_here;
-    if (peer == plan_.rank) continue;
-    STOKER_RETURN_IF_ERROR(EnablePeerAccess(device_, theirs, peer));
-    if (theirs.process == mine.process) {
-      workspace_[peer] = theirs.pointer;
-      continue;
-    }
-    STOKER_RETURN_IF_ERROR(CudaStatus(
-        cudaIpcOpenMemHandle(&workspace_[peer], theirs.handle, cudaIpcMemLazyEnablePeerAccess),
-        absl::StrCat("cudaIpcOpenMemHandle of rank ", peer,
-                     "'s workspace (ranks in containers need a shared PID and IPC namespace)")));
-    opened_[peer] = true;
-  }
-  // By writing, not by attribute: mappings have been seen to open and not to work.
-  const uint64_t word = HeaderWord(0x50524F42u, static_cast<uint32_t>(plan_.rank));
-  for (int peer = 0; peer < plan_.world; ++peer) {
-    Header* slot = HeadersOf(workspace_[peer]) + plan_.rank;
-    STOKER_CUDA(cudaMemcpyAsync(&slot->tokens, &word, sizeof(word), cudaMemcpyHostToDevice,
-                                control_stream_));
-  }
-  // cudaMemcpy from pageable memory may return before the bytes are there; a synchronise does not.
-  STOKER_CUDA(cudaStreamSynchronize(control_stream_));
-  STOKER_RETURN_IF_ERROR(exchange.Barrier("writing to the peers' workspaces", timeout));
-  Header seen[kWorldMax];
-  STOKER_CUDA(
-      cudaMemcpy(seen, HeadersOf(workspace_[plan_.rank]), sizeof(seen), cudaMemcpyDeviceToHost));
-  for (int peer = 0; peer < plan_.world; ++peer) {
-    if (seen[peer].tokens != HeaderWord(0x50524F42u, static_cast<uint32_t>(peer))) {
-      return absl::UnavailableError(absl::StrCat(
-          "what rank ", peer, " wrote into rank ", plan_.rank,
-          "'s workspace did not arrive: peer access between their devices does not work"));
-    }
-  }
-  STOKER_RETURN_IF_ERROR(exchange.Barrier("reading the own workspace", timeout));
-  STOKER_RETURN_IF_ERROR(Wipe(plan_.first_epoch, 0));
-  STOKER_RETURN_IF_ERROR(exchange.Barrier("wiping the workspace", timeout));
-
-  wire_ = one_device ? SharedGpuWire(plan_.world) : kNvlink4Wire;
-  if (placement_.sms <= 0) placement_.sms = properties.multiProcessorCount / ranks_here;
-  if (properties.major < 9) placement_.cluster_max = 1;
   return absl::OkStatus();
 }
 

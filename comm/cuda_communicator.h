@@ -80,9 +80,14 @@ class CudaCommunicator {
   absl::Status AfterLaunch(cudaStream_t stream);
 
  private:
+  struct Address;
   CudaCommunicator() = default;
+  absl::Status ChooseDevice(int device);
   absl::Status Allocate();
   absl::Status Connect(RankExchange& exchange, absl::Duration timeout);
+  absl::Status MapPeer(int peer, const Address& theirs, uint64_t own_process);
+  absl::Status WriteToPeers();
+  absl::Status ReadWhatPeersWrote();
   absl::Status Wipe(uint32_t first_epoch, uint32_t generation);
   absl::Status StopAll();
   absl::Status ReportAndStopAll();

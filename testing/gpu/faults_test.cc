@@ -5,6 +5,7 @@
 
 #include "absl/time/clock.h"
 #include "base/cuda_status.h"
+#include "comm/thread_exchange.h"
 #include "testing/gpu/gpu_fixture.h"
 
 namespace stoker::testing {
@@ -85,6 +86,29 @@ TEST_F(Faults, ARankThatNeverLaunchesIsNamedWithinTheDeadline) {
   }
   for (int rank : {0, 1, 3}) ExpectNan(rank);
   ResetAndExpectRight(10'000);
+}
+
+TEST_F(Faults, ARankThatCannotJoinIsToldToTheOthersAtOnce) {
+  comm::GroupOptions group = GpuGroup(16, 2880, absl::Seconds(5));
+  group.setup_timeout = absl::Seconds(60);
+  std::vector<std::unique_ptr<comm::RankExchange>> exchanges = comm::MakeThreadExchanges(kWorld);
+  std::vector<absl::Status> statuses(kWorld);
+  const absl::Time start = absl::Now();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kWorld; ++rank) {
+    threads.emplace_back([&, rank] {
+      const comm::CudaOptions cuda{.device = rank == 1 ? 99 : 0};
+      statuses[rank] = comm::CudaCommunicator::Create(group, cuda, *exchanges[rank]).status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  EXPECT_EQ(statuses[1].code(), absl::StatusCode::kInvalidArgument) << statuses[1];
+  for (int rank : {0, 2, 3}) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kUnavailable) << statuses[rank];
+    EXPECT_NE(statuses[rank].message().find("rank 1"), std::string::npos) << statuses[rank];
+    EXPECT_NE(statuses[rank].message().find("device 99"), std::string::npos) << statuses[rank];
+  }
 }
 
 TEST_F(Faults, APeerLateByNineTenthsOfTheDeadlineIsNoAlarm) {

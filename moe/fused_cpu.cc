@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "comm/cpu_exchange.h"
 #include "comm/wire_type.h"
+#include "moe/cpu_producers.h"
 #include "moe/descriptor.h"
 #include "moe/validate.h"
 
@@ -15,41 +16,6 @@ namespace stoker::moe {
 namespace {
 
 constexpr int kLanes = 32;
-
-template <class T>
-float Scalar(const void* array, ScalarType type, int64_t i) {
-  if (type == ScalarType::kFp32) return static_cast<const float*>(array)[i];
-  return T::ToFloat(static_cast<const uint16_t*>(array)[i]);
-}
-
-// This rank's row of one token, route by route over the whole row.
-template <class T>
-bool FinalizeRow(const Shape& shape, const FinalizeArguments& f, int64_t token, uint16_t* row,
-                 uint64_t* bad_detail) {
-  const int64_t hidden = shape.hidden;
-  std::vector<float> sum(hidden, 0.0f);
-  bool good = true;
-  for (int64_t k = 0; k < f.top_k; ++k) {
-    const int64_t route = token * f.top_k + k;
-    const int64_t index = f.indices[route];
-    if (index >= f.row_count) {
-      *bad_detail = static_cast<uint64_t>(f.row_count) << 32 | static_cast<uint32_t>(index);
-      good = false;
-    }
-    if (index < 0 || index >= f.row_count) continue;
-    const float w = f.weights == nullptr ? 1.0f : Scalar<T>(f.weights, f.weight_type, route);
-    const uint16_t* expert = static_cast<const uint16_t*>(f.rows) + index * hidden;
-    for (int64_t h = 0; h < hidden; ++h) sum[h] = std::fma(w, T::ToFloat(expert[h]), sum[h]);
-  }
-  for (int64_t h = 0; h < hidden; ++h) {
-    const int64_t at = token * hidden + h;
-    float value = sum[h] * f.routed_scaling_factor;
-    if (f.shared != nullptr) value = value + Scalar<T>(f.shared, ScalarType::kWire, at);
-    if (f.cold != nullptr) value = value + Scalar<T>(f.cold, f.cold_type, at);
-    row[h] = good ? T::FromFloat(value) : comm::kStoredNan;
-  }
-  return good;
-}
 
 float HalvingSum(float* values, int count) {
   for (int distance = count / 2; distance > 0; distance /= 2) {
@@ -127,10 +93,7 @@ absl::Status MoeFinalizeAllReduceRmsNorm(comm::CpuCommunicator& communicator, co
                                          const NormArguments& norm, const LaunchOptions& options) {
   STOKER_RETURN_IF_ERROR(ValidateFinalize(communicator.plan(), shape, finalize, norm));
   const auto produce = [&](int token, comm::Packet* row, uint64_t* bad_detail) {
-    uint16_t* elements = reinterpret_cast<uint16_t*>(row);
-    return shape.wire_type == comm::WireType::kBf16
-               ? FinalizeRow<comm::Bf16>(shape, finalize, token, elements, bad_detail)
-               : FinalizeRow<comm::Fp16>(shape, finalize, token, elements, bad_detail);
+    return FinalizeRow(shape, finalize, token, reinterpret_cast<uint16_t*>(row), bad_detail);
   };
   return Launch(communicator, shape,
                 DescribeFinalize(shape, finalize, norm, options, communicator.generation()), norm,

@@ -12,6 +12,8 @@ import sys
 ENTRY = re.compile(r"^\.visible \.entry (\S+?)\(", re.MULTILINE)
 # Names are mangled: ...FusedKernelINS0_8FinalizeENS_4comm7OneShotENS2_4Bf16ELi4ELi1EE...
 NAME = re.compile(r"(Finalize|Plain)E\w*?(One|Two)ShotE\w*?(Bf16|Fp16)ELi(\d+)ELi(\d+)E")
+# Not part of the table, without an exchange.
+LOCAL = re.compile(r"LocalFinalizeKernel\w*?(Bf16|Fp16)E")
 
 FORBIDDEN = [
     (r"\b(rsqrt|sqrt|rcp|div|ex2|lg2|sin|cos)\.approx", "an approximate function"),
@@ -30,18 +32,19 @@ def entries(text):
         yield ENTRY.match(text, start).group(1), text[start:end]
 
 
-def expected_fmas(producer, vectors):
-    """Routes in chunks of eight rows (four for several vectors), the first apart; squares; the mean's one."""
+def expected_route_fmas(producer, vectors):
+    """Routes in chunks of eight rows (four for several vectors), the first apart."""
     rows = 8 if vectors == 1 else 4
-    routes = 2 * rows * 8 * vectors if producer == "Finalize" else 0
-    return routes + 8 * vectors + 1
+    return 2 * rows * 8 * vectors if producer == "Finalize" else 0
+
+
+def expected_fmas(producer, vectors):
+    """The routes, the squares, and the mean's one."""
+    return expected_route_fmas(producer, vectors) + 8 * vectors + 1
 
 
 def breaches(name, body, programmatic):
-    match = NAME.search(name)
-    if not match:
-        return [f"{name}: a kernel whose name says no producer"]
-    producer, exchange, ranks, vectors = match.group(1), match.group(2), int(match.group(4)), int(match.group(5))
+    """What every kernel must keep, then what its kind must."""
     found = []
     for pattern, what in FORBIDDEN:
         if re.search(pattern, body):
@@ -55,9 +58,38 @@ def breaches(name, body, programmatic):
         early = re.search(r"\b(ld\.(relaxed|global|acquire)\S*|atom\.\S+|st\.(relaxed|global|release)\S*)", body[:wait])
         if early:
             found.append(f"{name}: {early.group(1)} before griddepcontrol.wait")
-    fmas = len(re.findall(r"\bfma\.rn\.f32", body))
-    if fmas != expected_fmas(producer, vectors):
-        found.append(f"{name}: {fmas} fma.rn.f32; the contract has {expected_fmas(producer, vectors)}")
+    if LOCAL.search(name):
+        return found + local_breaches(name, body)
+    match = NAME.search(name)
+    if not match:
+        return found + [f"{name}: a kernel whose name says no producer"]
+    return found + fused_breaches(name, body, match)
+
+
+def count_breaches(name, body, fmas, outputs):
+    found = []
+    there = len(re.findall(r"\bfma\.rn\.f32", body))
+    if there != fmas:
+        found.append(f"{name}: {there} fma.rn.f32; the contract has {fmas}")
+    weak = len(re.findall(r"\bst\.global\.v4\.u32", body))
+    if weak != outputs:
+        found.append(f"{name}: {weak} weak vector stores; {outputs} outputs are written")
+    return found
+
+
+def local_breaches(name, body):
+    found = count_breaches(name, body, expected_route_fmas("Finalize", 1), 1)
+    if re.search(r"\.sys\b|\batom\.|\bred\.", body):
+        found.append(f"{name}: an access to memory that others share")
+    return found
+
+
+def fused_breaches(name, body, match):
+    producer, exchange, ranks, vectors = match.group(1), match.group(2), int(match.group(4)), int(match.group(5))
+    # Outputs: two a vector, of tokens that this rank sums and of those that others do, and two of the NaN fill.
+    # Anything more would be a mailbox store gone weak.
+    outputs = 2 * vectors * (2 if exchange == "Two" else 1) + 2
+    found = count_breaches(name, body, expected_fmas(producer, vectors), outputs)
     if ranks > 1:
         pushes = len(re.findall(r"st\.relaxed\.sys\.global\.v4\.u32", body))
         # Pushes to the peers and re-arming of what they pushed.
@@ -65,12 +97,6 @@ def breaches(name, body, programmatic):
             found.append(f"{name}: {pushes} mailbox stores at system scope; {2 * (ranks - 1) * vectors} are needed")
         if not re.search(r"ld\.relaxed\.sys\.global\.v4\.u32", body):
             found.append(f"{name}: no mailbox load at system scope")
-    # Outputs: two a vector, of tokens that this rank sums and of those that others do, and two of the NaN fill.
-    # Anything more would be a mailbox store gone weak.
-    weak = len(re.findall(r"\bst\.global\.v4\.u32", body))
-    outputs = 2 * vectors * (2 if exchange == "Two" else 1) + 2
-    if weak != outputs:
-        found.append(f"{name}: {weak} weak vector stores; {outputs} outputs are written")
     if not re.search(r"atom\.release\.gpu\.global\.add", body):
         found.append(f"{name}: the ticket is not a release")
     if re.search(r"barrier\.cluster\.arrive(?!\.relaxed)", body):
@@ -106,6 +132,10 @@ def self_test(text):
     }
     if "griddepcontrol.wait" not in text:  # below sm_90
         del spoilings["load before the wait"], spoilings["no wait"], spoilings["cluster barrier with release"]
+    if LOCAL.search(text):  # without an exchange, a reduction or a residual
+        keep = ("fma too many", "load before the wait", "no wait")
+        spoilings = {name: spoil for name, spoil in spoilings.items() if name in keep}
+        spoilings["output at system scope"] = lambda t: t.replace("st.global.v4.u32", "st.relaxed.sys.global.v4.u32")
     missed = [name for name, spoil in spoilings.items() if spoil(text) == text or not audit(spoil(text))[0]]
     return [f"the spoiling \"{name}\" was not found" for name in missed]
 

@@ -13,6 +13,8 @@ KERNEL = re.compile(r"Compiling entry function '(\S+)' for 'sm_90'(.*?)Used (\d+
 SPILLS = re.compile(r"(\d+) bytes spill stores")
 NAME = re.compile(r"(Finalize|Plain)E\w*?(One|Two)ShotE\w*?(?:Bf16|Fp16)ELi(\d+)ELi(\d+)E")
 MOST_REGISTERS = 64
+# Eight rows are in flight, so nothing may be spilled.
+LOCAL = re.compile(r"LocalFinalizeKernel")
 
 
 def most_spills(exchange, ranks, vectors):
@@ -28,14 +30,18 @@ def breaches(text):
     found, count = [], 0
     for name, between, registers in KERNEL.findall(text):
         match = NAME.search(name)
-        if not match:
+        if LOCAL.search(name):
+            limit, what = 0, "local finalize"
+        elif match:
+            producer, exchange = match.group(1), match.group(2)
+            ranks, vectors = int(match.group(3)), int(match.group(4))
+            limit = most_spills(exchange, ranks, vectors)
+            what = f"{producer}, {exchange.lower()}-shot, {ranks} ranks, {vectors} vectors"
+        else:
             continue
         count += 1
-        producer, exchange, ranks, vectors = match.group(1), match.group(2), int(match.group(3)), int(match.group(4))
         spills = SPILLS.search(between)
         spilled = int(spills.group(1)) if spills else 0
-        limit = most_spills(exchange, ranks, vectors)
-        what = f"{producer}, {exchange.lower()}-shot, {ranks} ranks, {vectors} vectors"
         if spilled > limit:
             found.append(f"{what}: {spilled} bytes are spilled; at most {limit}")
         if int(registers) > MOST_REGISTERS:

@@ -10,6 +10,8 @@
 namespace stoker::moe {
 namespace {
 
+constexpr int32_t kLocalTokensMax = 1 << 24;  // bounds the grid of a local launch
+
 struct Array {
   const char* name;
   const void* data;
@@ -20,13 +22,18 @@ absl::Status Bad(const char* name, double value, const char* rule) {
   return absl::InvalidArgumentError(absl::StrCat(name, " is ", value, "; it must be ", rule));
 }
 
-absl::Status CheckShape(const comm::GroupPlan& plan, const Shape& shape) {
+absl::Status CheckRow(const Shape& shape) {
   if (shape.wire_type != comm::WireType::kBf16 && shape.wire_type != comm::WireType::kFp16) {
     return Bad("the wire type", static_cast<double>(shape.wire_type), "bf16 (0) or fp16 (1)");
   }
   if (shape.hidden < comm::kPacketElements || shape.hidden % comm::kPacketElements != 0) {
     return Bad("the hidden size", shape.hidden, "a positive multiple of 8");
   }
+  return absl::OkStatus();
+}
+
+absl::Status CheckShape(const comm::GroupPlan& plan, const Shape& shape) {
+  STOKER_RETURN_IF_ERROR(CheckRow(shape));
   if (shape.hidden > plan.hidden_max()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the hidden size is ", shape.hidden, "; the communicator was created for at most ",
@@ -117,12 +124,23 @@ absl::Status CheckArrays(const Shape& shape, const NormArguments& norm,
   return absl::OkStatus();
 }
 
-}  // namespace
+// What a finalize reads.
+struct FinalizeInputs {
+  Array arrays[5];
+};
 
-absl::Status ValidateFinalize(const comm::GroupPlan& plan, const Shape& shape,
-                              const FinalizeArguments& finalize, const NormArguments& norm) {
-  STOKER_RETURN_IF_ERROR(CheckShape(plan, shape));
-  STOKER_RETURN_IF_ERROR(CheckNorm(norm));
+FinalizeInputs InputsOf(const Shape& shape, const FinalizeArguments& finalize) {
+  const int64_t routes = static_cast<int64_t>(shape.tokens) * finalize.top_k;
+  return {
+      {{"rows", finalize.rows, Bytes(shape, ScalarType::kWire, finalize.row_count)},
+       {"indices", finalize.indices, routes * 4},
+       {"weights", finalize.weights, routes * (finalize.weight_type == ScalarType::kFp32 ? 4 : 2)},
+       {"shared", finalize.shared, Bytes(shape, ScalarType::kWire, shape.tokens)},
+       {"cold", finalize.cold, Bytes(shape, finalize.cold_type, shape.tokens)}}};
+}
+
+absl::Status CheckFinalize(const Shape& shape, const FinalizeArguments& finalize,
+                           const FinalizeInputs& inputs) {
   STOKER_RETURN_IF_ERROR(CheckScalar("the type of the routing weights", finalize.weight_type));
   STOKER_RETURN_IF_ERROR(CheckScalar("the type of the cold addend", finalize.cold_type));
   if (finalize.top_k < 1 || finalize.top_k > comm::kTopKMax) {
@@ -134,19 +152,45 @@ absl::Status ValidateFinalize(const comm::GroupPlan& plan, const Shape& shape,
   if (finalize.row_count < 0 || finalize.row_count > std::numeric_limits<int32_t>::max()) {
     return Bad("row_count", static_cast<double>(finalize.row_count), "0 to 2^31 - 1");
   }
-  const int64_t routes = static_cast<int64_t>(shape.tokens) * finalize.top_k;
-  const Array inputs[] = {
-      {"rows", finalize.rows, Bytes(shape, ScalarType::kWire, finalize.row_count)},
-      {"indices", finalize.indices, routes * 4},
-      {"weights", finalize.weights, routes * (finalize.weight_type == ScalarType::kFp32 ? 4 : 2)},
-      {"shared", finalize.shared, Bytes(shape, ScalarType::kWire, shape.tokens)},
-      {"cold", finalize.cold, Bytes(shape, finalize.cold_type, shape.tokens)}};
   if (shape.tokens > 0) {
-    STOKER_RETURN_IF_ERROR(CheckPresent(inputs[1]));
-    if (finalize.row_count > 0) STOKER_RETURN_IF_ERROR(CheckPresent(inputs[0]));
+    STOKER_RETURN_IF_ERROR(CheckPresent(inputs.arrays[1]));
+    if (finalize.row_count > 0) STOKER_RETURN_IF_ERROR(CheckPresent(inputs.arrays[0]));
   }
-  for (int i : {0, 3, 4}) STOKER_RETURN_IF_ERROR(CheckAligned(inputs[i]));
-  return CheckArrays(shape, norm, inputs, /*plain=*/false);
+  for (int i : {0, 3, 4}) STOKER_RETURN_IF_ERROR(CheckAligned(inputs.arrays[i]));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ValidateFinalize(const comm::GroupPlan& plan, const Shape& shape,
+                              const FinalizeArguments& finalize, const NormArguments& norm) {
+  STOKER_RETURN_IF_ERROR(CheckShape(plan, shape));
+  STOKER_RETURN_IF_ERROR(CheckNorm(norm));
+  const FinalizeInputs inputs = InputsOf(shape, finalize);
+  STOKER_RETURN_IF_ERROR(CheckFinalize(shape, finalize, inputs));
+  return CheckArrays(shape, norm, inputs.arrays, /*plain=*/false);
+}
+
+absl::Status ValidateLocalFinalize(const Shape& shape, const FinalizeArguments& finalize,
+                                   const void* output) {
+  STOKER_RETURN_IF_ERROR(CheckRow(shape));
+  if (shape.hidden > comm::kHiddenMax) return Bad("the hidden size", shape.hidden, "at most 16384");
+  if (shape.tokens < 0 || shape.tokens > kLocalTokensMax) {
+    return Bad("the number of tokens", shape.tokens, "0 to 2^24");
+  }
+  const FinalizeInputs inputs = InputsOf(shape, finalize);
+  STOKER_RETURN_IF_ERROR(CheckFinalize(shape, finalize, inputs));
+  const Array out{"output", output, Bytes(shape, ScalarType::kWire, shape.tokens)};
+  STOKER_RETURN_IF_ERROR(CheckAligned(out));
+  if (shape.tokens == 0) return absl::OkStatus();
+  STOKER_RETURN_IF_ERROR(CheckPresent(out));
+  for (const Array& input : inputs.arrays) {
+    if (input.data != nullptr && input.bytes > 0 && Overlap(out, input)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("output overlaps ", input.name, "; it needs memory of its own"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ValidatePlain(const comm::GroupPlan& plan, const Shape& shape, const void* input,

@@ -10,6 +10,9 @@ namespace stoker::moe {
 
 absl::Status ValidateFinalize(const comm::GroupPlan& plan, const Shape& shape,
                               const FinalizeArguments& finalize, const NormArguments& norm);
+// Without a group: `output` is [tokens, H] of T.
+absl::Status ValidateLocalFinalize(const Shape& shape, const FinalizeArguments& finalize,
+                                   const void* output);
 // `input` is [tokens, H] of T. norm_out may be `input` itself.
 absl::Status ValidatePlain(const comm::GroupPlan& plan, const Shape& shape, const void* input,
                            const NormArguments& norm);

@@ -142,6 +142,36 @@ TEST(Validate, NoTokensNeedNoArrays) {
   EXPECT_TRUE(ValidateFinalize(call.plan, call.shape, call.finalize, call.norm).ok());
 }
 
+TEST(Validate, ALocalFinalizeNeedsAnOutputOfItsOwnAndARowThatFits) {
+  const auto message = [](const std::function<void(Call&)>& spoil) {
+    Call call;
+    spoil(call);
+    return std::string(ValidateLocalFinalize(call.shape, call.finalize, call.input).message());
+  };
+  EXPECT_EQ(message([](Call&) {}), "");
+  // No communicator, so no capacity and no largest row of one.
+  EXPECT_EQ(message([](Call& c) {
+              c.shape.tokens = 20;
+              c.shape.hidden = 8;
+            }),
+            "");
+  EXPECT_EQ(message([](Call& c) {
+              c.shape.tokens = 0;
+              c.input = nullptr;
+            }),
+            "");
+  EXPECT_EQ(message([](Call& c) { c.input = nullptr; }), "output is missing (a null pointer)");
+  EXPECT_EQ(message([](Call& c) { c.input = c.finalize.shared; }),
+            "output overlaps shared; it needs memory of its own");
+  EXPECT_EQ(message([](Call& c) { c.shape.hidden = 16392; }),
+            "the hidden size is 16392; it must be at most 16384");
+  EXPECT_EQ(message([](Call& c) { c.shape.hidden = 12; }),
+            "the hidden size is 12; it must be a positive multiple of 8");
+  EXPECT_EQ(message([](Call& c) { c.finalize.top_k = 33; }), "top_k is 33; it must be 1 to 32");
+  EXPECT_NE(message([](Call& c) { c.input = Shift(c.input, 2); }).find("16-byte aligned"),
+            std::string::npos);
+}
+
 TEST(Validate, APlainInputMayBeNormOutExactlyAndNothingElse) {
   Call call;
   EXPECT_TRUE(ValidatePlain(call.plan, call.shape, call.input, call.norm).ok());

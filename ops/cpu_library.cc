@@ -3,6 +3,7 @@
 
 #include "comm/cpu_communicator.h"
 #include "moe/fused_cpu.h"
+#include "moe/local_finalize_cpu.h"
 #include "ops/communicator_registry.h"
 #include "ops/fused_ops.h"
 #include "ops/offload_ops.h"
@@ -33,6 +34,9 @@ struct CpuDevice {
     absl::MutexLock lock(&(*member)->launching);
     return moe::AllReduceRmsNorm(*(*member)->communicator, call.shape, call.input, call.norm,
                                  options);
+  }
+  static absl::Status LocalFinalize(const LocalFinalizeCall& call) {
+    return moe::MoeFinalizeOnCpu(call.shape, call.finalize, call.output);
   }
 };
 

@@ -2,10 +2,12 @@
 // one. The schemas are in libstoker_cpu.so, which must be loaded first.
 #include <cuda_runtime_api.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
 #include "comm/cuda_communicator.h"
 #include "moe/fused_cuda.h"
+#include "moe/local_finalize.h"
 #include "ops/communicator_registry.h"
 #include "ops/fused_ops.h"
 
@@ -48,6 +50,15 @@ struct CudaDevice {
       return moe::AllReduceRmsNorm(communicator, call.shape, call.input, call.norm, options,
                                    stream);
     });
+  }
+  static absl::Status LocalFinalize(const LocalFinalizeCall& call) {
+    const torch::stable::accelerator::DeviceGuard guard(call.device);
+    void* stream = nullptr;
+    if (aoti_torch_get_current_cuda_stream(call.device, &stream) != 0) {
+      return absl::InternalError("torch gave no current CUDA stream");
+    }
+    return moe::MoeFinalize(call.shape, call.finalize, call.output, call.programmatic_launch,
+                            static_cast<cudaStream_t>(stream));
   }
 };
 

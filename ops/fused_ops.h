@@ -4,7 +4,8 @@
 //   struct Device { static absl::Status Finalize(int64_t communicator, const FinalizeCall&,
 //                                                const moe::LaunchOptions&);
 //                   static absl::Status Plain(int64_t communicator, const PlainCall&,
-//                                             const moe::LaunchOptions&); };
+//                                             const moe::LaunchOptions&);
+//                   static absl::Status LocalFinalize(const LocalFinalizeCall&); };
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -70,13 +71,33 @@ std::tuple<Tensor, Tensor> PlainNew(Tensor input, Tensor gamma, int64_t communic
   return {residual_out, norm_out};
 }
 
+template <class Device>
+void LocalFinalizeOut(Tensor rows, Tensor indices, std::optional<Tensor> weights,
+                      std::optional<Tensor> shared, std::optional<Tensor> cold,
+                      double routed_scaling_factor, bool programmatic_launch, Tensor out) {
+  ThrowIfError(Device::LocalFinalize(MakeLocalFinalizeCall(
+      rows, indices, weights, shared, cold, routed_scaling_factor, programmatic_launch, out)));
+}
+
+template <class Device>
+Tensor LocalFinalizeNew(Tensor rows, Tensor indices, std::optional<Tensor> weights,
+                        std::optional<Tensor> shared, std::optional<Tensor> cold,
+                        double routed_scaling_factor, bool programmatic_launch) {
+  const Tensor out = NewRows(rows, indices.dim() == 2 ? indices.size(0) : 0);
+  LocalFinalizeOut<Device>(rows, indices, weights, shared, cold, routed_scaling_factor,
+                           programmatic_launch, out);
+  return out;
+}
+
 }  // namespace stoker::ops
 
-// Registers the four ops for torch dispatch key `key` with the bodies for `Device`.
+// Registers the six ops for torch dispatch key `key` with the bodies for `Device`.
 #define STOKER_REGISTER_FUSED_OPS(key, Device)                                                    \
   STABLE_TORCH_LIBRARY_IMPL(stoker, key, m) {                                                     \
     m.impl("moe_finalize_allreduce_rmsnorm", TORCH_BOX(&::stoker::ops::FinalizeNew<Device>));     \
     m.impl("moe_finalize_allreduce_rmsnorm.out", TORCH_BOX(&::stoker::ops::FinalizeOut<Device>)); \
     m.impl("allreduce_rmsnorm", TORCH_BOX(&::stoker::ops::PlainNew<Device>));                     \
     m.impl("allreduce_rmsnorm.out", TORCH_BOX(&::stoker::ops::PlainOut<Device>));                 \
+    m.impl("moe_finalize", TORCH_BOX(&::stoker::ops::LocalFinalizeNew<Device>));                  \
+    m.impl("moe_finalize.out", TORCH_BOX(&::stoker::ops::LocalFinalizeOut<Device>));              \
   }

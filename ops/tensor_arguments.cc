@@ -116,23 +116,14 @@ moe::NormArguments MakeNorm(const NormInputs& in, const Tensor& rows, const moe:
   return norm;
 }
 
-}  // namespace
-
-FinalizeCall MakeFinalizeCall(const Tensor& rows, const Tensor& indices,
-                              const std::optional<Tensor>& weights,
-                              const std::optional<Tensor>& shared,
-                              const std::optional<Tensor>& cold, double routed_scaling_factor,
-                              const NormInputs& norm, const Tensor& residual_out,
-                              const Tensor& norm_out) {
-  if (indices.dim() != 2) {
-    Throw(
-        absl::StrCat("indices has the shape ", SizesOf(indices), "; [tokens, top_k] is expected"));
-  }
-  FinalizeCall call;
-  call.shape = MakeShape("rows", rows, indices.size(0));
+moe::FinalizeArguments MakeFinalize(const Tensor& rows, const Tensor& indices,
+                                    const std::optional<Tensor>& weights,
+                                    const std::optional<Tensor>& shared,
+                                    const std::optional<Tensor>& cold, double routed_scaling_factor,
+                                    const moe::Shape& shape) {
   CheckLayout("indices", indices, rows);
   CheckType("indices", indices, ScalarType::Int);
-  moe::FinalizeArguments& finalize = call.finalize;
+  moe::FinalizeArguments finalize;
   finalize.rows = rows.const_data_ptr();
   finalize.row_count = rows.size(0);
   finalize.indices = static_cast<const int32_t*>(indices.const_data_ptr());
@@ -143,15 +134,55 @@ FinalizeCall MakeFinalizeCall(const Tensor& rows, const Tensor& indices,
     finalize.weight_type = ScalarTypeOf("weights", *weights, rows);
     finalize.weights = weights->const_data_ptr();
   }
-  finalize.shared = Rows("shared", shared, rows, call.shape);
+  finalize.shared = Rows("shared", shared, rows, shape);
   if (cold.has_value()) {
     CheckLayout("cold", *cold, rows);
-    CheckSizes("cold", *cold, {call.shape.tokens, call.shape.hidden});
+    CheckSizes("cold", *cold, {shape.tokens, shape.hidden});
     finalize.cold_type = ScalarTypeOf("cold", *cold, rows);
     finalize.cold = cold->const_data_ptr();
   }
   finalize.routed_scaling_factor = static_cast<float>(routed_scaling_factor);
+  return finalize;
+}
+
+// Of a finalize: indices say how many tokens there are.
+moe::Shape MakeRoutedShape(const Tensor& rows, const Tensor& indices) {
+  if (indices.dim() != 2) {
+    Throw(
+        absl::StrCat("indices has the shape ", SizesOf(indices), "; [tokens, top_k] is expected"));
+  }
+  return MakeShape("rows", rows, indices.size(0));
+}
+
+}  // namespace
+
+FinalizeCall MakeFinalizeCall(const Tensor& rows, const Tensor& indices,
+                              const std::optional<Tensor>& weights,
+                              const std::optional<Tensor>& shared,
+                              const std::optional<Tensor>& cold, double routed_scaling_factor,
+                              const NormInputs& norm, const Tensor& residual_out,
+                              const Tensor& norm_out) {
+  FinalizeCall call;
+  call.shape = MakeRoutedShape(rows, indices);
+  call.finalize =
+      MakeFinalize(rows, indices, weights, shared, cold, routed_scaling_factor, call.shape);
   call.norm = MakeNorm(norm, rows, call.shape, residual_out, norm_out);
+  return call;
+}
+
+LocalFinalizeCall MakeLocalFinalizeCall(const Tensor& rows, const Tensor& indices,
+                                        const std::optional<Tensor>& weights,
+                                        const std::optional<Tensor>& shared,
+                                        const std::optional<Tensor>& cold,
+                                        double routed_scaling_factor, bool programmatic_launch,
+                                        const Tensor& output) {
+  LocalFinalizeCall call;
+  call.shape = MakeRoutedShape(rows, indices);
+  call.finalize =
+      MakeFinalize(rows, indices, weights, shared, cold, routed_scaling_factor, call.shape);
+  call.output = const_cast<void*>(Rows("out", output, rows, call.shape));
+  call.programmatic_launch = programmatic_launch;
+  call.device = rows.is_cuda() ? rows.get_device() : 0;
   return call;
 }
 

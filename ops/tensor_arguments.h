@@ -38,12 +38,27 @@ struct PlainCall {
   moe::NormArguments norm;
 };
 
+// Finalize alone: no group and no norm.
+struct LocalFinalizeCall {
+  moe::Shape shape;
+  moe::FinalizeArguments finalize;
+  void* output = nullptr;
+  bool programmatic_launch = false;
+  int32_t device = 0;  // of the rows; meaningless on the CPU
+};
+
 FinalizeCall MakeFinalizeCall(const Tensor& rows, const Tensor& indices,
                               const std::optional<Tensor>& weights,
                               const std::optional<Tensor>& shared,
                               const std::optional<Tensor>& cold, double routed_scaling_factor,
                               const NormInputs& norm, const Tensor& residual_out,
                               const Tensor& norm_out);
+LocalFinalizeCall MakeLocalFinalizeCall(const Tensor& rows, const Tensor& indices,
+                                        const std::optional<Tensor>& weights,
+                                        const std::optional<Tensor>& shared,
+                                        const std::optional<Tensor>& cold,
+                                        double routed_scaling_factor, bool programmatic_launch,
+                                        const Tensor& output);
 PlainCall MakePlainCall(const Tensor& input, const NormInputs& norm, const Tensor& residual_out,
                         const Tensor& norm_out);
 moe::LaunchOptions MakeOptions(int64_t site, bool programmatic_launch);

@@ -73,6 +73,28 @@ def test_one_rank_eager_graph_and_compiled():
         assert communicator.health() is None
 
 
+def test_finalize_alone_eager_and_captured():
+    inputs = worlds_inputs(1)
+    buffers = on_gpu(inputs[0][0])
+
+    def run():
+        return torch.ops.stoker.moe_finalize(buffers["rows"], buffers["indices"], buffers["weights"],
+                                             shared=buffers["shared"], routed_scaling_factor=2.5,
+                                             programmatic_launch=True)
+
+    assert reference.agree(run().cpu(), reference.partial(inputs[0][0], 2.5))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+        out = run()
+    for everyone in inputs:
+        for name in TENSORS:
+            buffers[name].copy_(everyone[0][name])
+        graph.replay()
+        torch.cuda.synchronize()
+        assert reference.agree(out.cpu(), reference.partial(everyone[0], 2.5))
+
+
 def test_opcheck_on_cuda():
     with stoker.Communicator.from_process_group(device="cuda", max_tokens=16, hidden_max=64, name="gpu-opcheck",
                                                 timeout=10) as communicator:
@@ -82,6 +104,8 @@ def test_opcheck_on_cuda():
                                communicator.handle), dict(shared=inputs["shared"], residual=inputs["residual"]))
         torch.library.opcheck(torch.ops.stoker.allreduce_rmsnorm.default,
                               (inputs["shared"], inputs["gamma"], communicator.handle))
+        torch.library.opcheck(torch.ops.stoker.moe_finalize.default,
+                              (inputs["rows"], inputs["indices"], inputs["weights"]), dict(shared=inputs["shared"]))
 
 
 def test_a_cpu_tensor_is_refused():

@@ -53,6 +53,31 @@ def test_plain_allreduce_agrees_with_torch(communicator):
     assert reference.agree(norm, (wanted * inputs["gamma"].double()).to(norm.dtype))
 
 
+@pytest.mark.parametrize("tokens", [0, 1, 7])
+def test_finalize_alone_is_what_a_rank_contributes(communicator, tokens):
+    inputs = reference.make_inputs(tokens, 264, 8, rank=0, seed=tokens)
+    arguments = (inputs["rows"], inputs["indices"], inputs["weights"])
+    options = dict(shared=inputs["shared"], routed_scaling_factor=2.5)
+    out = torch.ops.stoker.moe_finalize(*arguments, **options)
+    assert reference.agree(out, reference.partial(inputs, 2.5))
+    # One rank without a residual: the sum is its row.
+    assert torch.equal(out, call(communicator, inputs, residual=None)[0])
+    given = torch.full_like(out, float("nan"))
+    torch.ops.stoker.moe_finalize.out(*arguments, **options, out=given)
+    assert torch.equal(given, out)
+
+
+def test_finalize_alone_names_bad_inputs():
+    inputs = reference.make_inputs(3, 64, 4, rank=0)
+    rows, indices, weights = inputs["rows"], inputs["indices"], inputs["weights"]
+    with pytest.raises(RuntimeError, match=r"out has the shape \[2, 64\]; \[3, 64\]"):
+        torch.ops.stoker.moe_finalize.out(rows, indices, weights, out=rows.new_empty(2, 64))
+    with pytest.raises(RuntimeError, match="output overlaps rows"):
+        torch.ops.stoker.moe_finalize.out(rows, indices, weights, out=rows[:3])
+    with pytest.raises(RuntimeError, match="expanded index 10000 of token 0 is not below the 32 permuted rows"):
+        torch.ops.stoker.moe_finalize(rows, torch.full_like(indices, 10_000), weights)
+
+
 def test_opcheck(communicator):
     inputs = reference.make_inputs(3, 64, 4, rank=0)
     positional = (inputs["rows"], inputs["indices"], inputs["weights"], inputs["gamma"], communicator.handle)
@@ -64,6 +89,8 @@ def test_opcheck(communicator):
     torch.library.opcheck(torch.ops.stoker.moe_finalize_allreduce_rmsnorm.out, positional, {**keywords, **outs})
     torch.library.opcheck(torch.ops.stoker.allreduce_rmsnorm.out,
                           (inputs["shared"], inputs["gamma"], communicator.handle), outs)
+    torch.library.opcheck(torch.ops.stoker.moe_finalize.default, positional[:3], dict(shared=inputs["shared"]))
+    torch.library.opcheck(torch.ops.stoker.moe_finalize.out, positional[:3], dict(out=outs["norm_out"]))
 
 
 def test_compile_gives_the_same_bits(communicator):

@@ -1,6 +1,5 @@
-// Finalize alone: a rank's routes gathered, weighted, summed in FP32, shared expert and cold addend
-// added, rounded once to the wire type. The first half of the unfused way, whose second half is an
-// all-reduce with residual and RMSNorm. The numbers are moe/finalize_producer.h's.
+// moe/local_finalize.h with an output for every rank: the first half of the unfused way, whose
+// second half is an all-reduce with residual and RMSNorm.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -17,9 +17,11 @@ def _rank_main(rank, world, store, body, results):
         results.put((rank, f"{type(error).__name__}: {error}"))
 
 
-def run(world, body, deadline=90):
-    """The results of `body(rank, world)` by rank; every process is gone when it returns."""
-    context = mp.get_context("fork")
+def run(world, body, deadline=90, start="fork"):
+    """The results of `body(rank, world)` by rank; every process is gone when it returns.
+
+    start: "spawn" for bodies that use a GPU; they must then be picklable."""
+    context = mp.get_context(start)
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         processes = [context.Process(target=_rank_main, args=(r, world, folder + "/store", body, results))

@@ -1,7 +1,6 @@
 """The ops on one GPU: eager, captured in a CUDA graph and replayed with changed inputs, compiled; one rank in this
 process, and two ranks in processes that share the GPU."""
 
-import fcntl
 import os
 import tempfile
 
@@ -13,15 +12,8 @@ import torch.multiprocessing as mp
 import reference
 import stoker
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-
-@pytest.fixture(scope="module", autouse=True)
-def gpu_lock():
-    """One GPU test at a time on a machine: the lock file of testing/gpu_lock.h."""
-    with open(f"/tmp/stoker-gpu-{os.geteuid()}.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
+pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+              pytest.mark.usefixtures("gpu_lock")]
 
 TENSORS = ("rows", "indices", "weights", "gamma", "shared", "residual")
 

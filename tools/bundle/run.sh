@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Runs the GPU tests of the bundle that this script lies in, and writes logs into FOLDER.
-#   ./run.sh FOLDER [gpu] [processes] [mps] [python] [sanitizer] [demo]        (default: all)
+#   ./run.sh FOLDER [gpu] [processes] [mps] [python] [layers] [sanitizer] [demo]        (default: all)
 # Needs a driver for CUDA 13; `python` needs a python3 with torch 2.10 or newer for CUDA 13 and pytest;
-# `mps` and `sanitizer` need nvidia-cuda-mps-control and compute-sanitizer, and say so where they lack.
+# `layers` needs those too, and Triton; `mps`, `layers` and `sanitizer` need nvidia-cuda-mps-control and
+# compute-sanitizer, and say so where they lack.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 folder=${1:?"usage: run.sh FOLDER [what ...]"}
@@ -21,7 +22,30 @@ step() { # name, seconds, command...
   [ $status = 0 ] || failed=1
 }
 
-for what in "${@:-gpu processes mps python sanitizer demo}"; do for part in $what; do
+# A daemon of our own, in a folder of its own, ended whatever happens.
+mps_start() { # part
+  if ! command -v nvidia-cuda-mps-control > /dev/null; then
+    echo "$1: not run, nvidia-cuda-mps-control is missing"
+    return 1
+  fi
+  CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d)
+  CUDA_MPS_LOG_DIRECTORY=$(mktemp -d)
+  export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+  trap 'echo quit | nvidia-cuda-mps-control > /dev/null 2>&1' EXIT
+  nvidia-cuda-mps-control -d
+}
+
+mps_stop() {
+  echo quit | nvidia-cuda-mps-control > /dev/null
+  trap - EXIT
+  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+}
+
+with_package() { # command...
+  LD_LIBRARY_PATH="$here/ops${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" PYTHONDONTWRITEBYTECODE=1 "$@"
+}
+
+for what in "${@:-gpu processes mps python layers sanitizer demo}"; do for part in $what; do
   case $part in
     gpu)
       step gpu_tests 300 "$here/bin/gpu_tests"
@@ -29,21 +53,17 @@ for what in "${@:-gpu processes mps python sanitizer demo}"; do for part in $wha
       step bench 60 "$here/bin/stoker" bench finalize --world=2 --hidden=2048 --tokens=1,64 ;;
     processes) step gpu_process_tests 300 "$here/bin/gpu_process_tests" ;;
     mps)
-      if ! command -v nvidia-cuda-mps-control > /dev/null; then
-        echo "mps: not run, nvidia-cuda-mps-control is missing"
-        continue
-      fi
-      # A daemon of our own, in a folder of its own, ended whatever happens.
-      export CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) CUDA_MPS_LOG_DIRECTORY=$(mktemp -d)
-      trap 'echo quit | nvidia-cuda-mps-control > /dev/null 2>&1' EXIT
-      nvidia-cuda-mps-control -d
+      mps_start "mps" || continue
       step gpu_process_tests_mps 300 "$here/bin/gpu_process_tests"
-      echo quit | nvidia-cuda-mps-control > /dev/null
-      trap - EXIT
-      unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY ;;
+      mps_stop ;;
     python)
-      LD_LIBRARY_PATH="$here/ops${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" PYTHONDONTWRITEBYTECODE=1 \
-        step python_gpu 300 python3 -m pytest -q -p no:cacheprovider "$here/python/tests/test_gpu.py" ;;
+      with_package step python_gpu 300 python3 -m pytest -q -p no:cacheprovider "$here/python/tests/test_gpu.py" ;;
+    layers)  # two ranks on one GPU: decoder layers, and the parameters of FlashInfer's tests
+      mps_start "layers" || continue
+      with_package step flashinfer_parameters 150 python3 -m pytest -q -p no:cacheprovider \
+        "$here/python/tests/test_flashinfer_parameters.py"
+      with_package step layer_mock 180 python3 "$here/python/tests/layer_mock.py" --results="$folder/layer_mock.jsonl"
+      mps_stop ;;
     sanitizer)
       if ! command -v compute-sanitizer > /dev/null; then
         echo "sanitizer: not run, compute-sanitizer is missing"

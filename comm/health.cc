@@ -22,7 +22,15 @@ Word Load(const Word& word) {
 }
 
 const char* Name(Op op) {
-  return op == Op::kFinalize ? "finalize" : op == Op::kPlain ? "plain" : "unknown op";
+  switch (op) {
+    case Op::kFinalize:
+      return "finalize";
+    case Op::kPlain:
+      return "plain";
+    case Op::kReduction:
+      return "reduction";
+  }
+  return "unknown op";
 }
 
 // A copy, word by word: the rank may be logging at the same time.

@@ -52,7 +52,7 @@ struct alignas(16) Packet {
 static_assert(sizeof(Packet) == kPacketBytes);
 
 enum class WireType : uint32_t { kBf16 = 0, kFp16 = 1 };
-enum class Op : uint32_t { kFinalize = 0, kPlain = 1 };
+enum class Op : uint32_t { kFinalize = 0, kPlain = 1, kReduction = 2 };
 enum class Protocol : uint32_t { kOneShot = 0, kTwoShot = 1 };
 // kRounded rounds the sum over ranks to the wire type before the residual is added; kFp32Residual
 // adds the residual to the unrounded sum.

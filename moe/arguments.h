@@ -33,6 +33,21 @@ struct FinalizeArguments {
   float routed_scaling_factor = 1.0f;
 };
 
+inline constexpr int32_t kReductionExpertsMax = 1024;
+
+// What this rank contributes to token t where each of its active experts has computed every token:
+//   a = +0;  for e ascending:  a = fma(scales[e, t], rows[e, t], a)
+//   a = a + shared[t];  partial = round_T(a)
+// in FP32, each step rounded once, an absent shared row left out. Ranks may have different numbers
+// of experts, also none.
+struct ReductionArguments {
+  const void* rows = nullptr;  // [experts, tokens, H] of T
+  const float* scales =
+      nullptr;                   // [experts, tokens]: the expert's weight in the token, 0 if unused
+  int32_t experts = 0;           // 0 .. kReductionExpertsMax
+  const void* shared = nullptr;  // [tokens, H] of T: the shared expert's output, or absent
+};
+
 // What every rank does with the sum over ranks (comm::Mode says how it is rounded):
 //   x = round_T(sum + residual_in), or sum without a residual;  residual_out = x
 //   norm_out = round_T((x * rstd) * (weight_bias + gamma)),  rstd = 1 / sqrt(mean(x^2) + eps)

@@ -46,6 +46,32 @@ bool FinalizeRowOf(const Shape& shape, const FinalizeArguments& f, int64_t token
   return good;
 }
 
+template <class T>
+void ReductionRowOf(const Shape& shape, const ReductionArguments& r, int64_t token, uint16_t* row) {
+  const int64_t hidden = shape.hidden;
+  std::vector<float> sum(hidden, 0.0f);
+  for (int64_t e = 0; e < r.experts; ++e) {
+    const int64_t route = e * shape.tokens + token;
+    const uint16_t* expert = static_cast<const uint16_t*>(r.rows) + route * hidden;
+    for (int64_t h = 0; h < hidden; ++h) {
+      sum[h] = std::fma(r.scales[route], T::ToFloat(expert[h]), sum[h]);
+    }
+  }
+  for (int64_t h = 0; h < hidden; ++h) {
+    if (r.shared != nullptr) {
+      sum[h] = sum[h] + Scalar<T>(r.shared, ScalarType::kWire, token * hidden + h);
+    }
+    row[h] = T::FromFloat(sum[h]);
+  }
+}
+
+inline void ReductionRow(const Shape& shape, const ReductionArguments& reduction, int64_t token,
+                         uint16_t* row) {
+  shape.wire_type == comm::WireType::kBf16
+      ? ReductionRowOf<comm::Bf16>(shape, reduction, token, row)
+      : ReductionRowOf<comm::Fp16>(shape, reduction, token, row);
+}
+
 inline bool FinalizeRow(const Shape& shape, const FinalizeArguments& finalize, int64_t token,
                         uint16_t* row, uint64_t* bad_detail) {
   return shape.wire_type == comm::WireType::kBf16

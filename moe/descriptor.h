@@ -35,4 +35,12 @@ inline comm::LaunchDescriptor DescribeFinalize(const Shape& shape,
   return descriptor;
 }
 
+// Ranks may differ in their experts, so the descriptor does not name them.
+inline comm::LaunchDescriptor DescribeReduction(const Shape& shape, const NormArguments& norm,
+                                                const LaunchOptions& options, uint32_t generation) {
+  comm::LaunchDescriptor descriptor = DescribePlain(shape, norm, options, generation);
+  descriptor.op = comm::Op::kReduction;
+  return descriptor;
+}
+
 }  // namespace stoker::moe

@@ -100,6 +100,18 @@ absl::Status MoeFinalizeAllReduceRmsNorm(comm::CpuCommunicator& communicator, co
                 produce);
 }
 
+absl::Status MoeReduceAllReduceRmsNorm(comm::CpuCommunicator& communicator, const Shape& shape,
+                                       const ReductionArguments& reduction,
+                                       const NormArguments& norm, const LaunchOptions& options) {
+  STOKER_RETURN_IF_ERROR(ValidateReduction(communicator.plan(), shape, reduction, norm));
+  const auto produce = [&](int token, comm::Packet* row, uint64_t*) {
+    ReductionRow(shape, reduction, token, reinterpret_cast<uint16_t*>(row));
+    return true;
+  };
+  return Launch(communicator, shape,
+                DescribeReduction(shape, norm, options, communicator.generation()), norm, produce);
+}
+
 absl::Status AllReduceRmsNorm(comm::CpuCommunicator& communicator, const Shape& shape,
                               const void* input, const NormArguments& norm,
                               const LaunchOptions& options) {

@@ -14,6 +14,10 @@ absl::Status MoeFinalizeAllReduceRmsNorm(comm::CpuCommunicator& communicator, co
                                          const FinalizeArguments& finalize,
                                          const NormArguments& norm, const LaunchOptions& options);
 
+absl::Status MoeReduceAllReduceRmsNorm(comm::CpuCommunicator& communicator, const Shape& shape,
+                                       const ReductionArguments& reduction,
+                                       const NormArguments& norm, const LaunchOptions& options);
+
 absl::Status AllReduceRmsNorm(comm::CpuCommunicator& communicator, const Shape& shape,
                               const void* input, const NormArguments& norm,
                               const LaunchOptions& options);

@@ -25,6 +25,7 @@ namespace {
 using stoker::testing::AllReturnedOk;
 using stoker::testing::DifferenceInBits;
 using stoker::testing::Expected;
+using stoker::testing::ExpectedOfReduction;
 using stoker::testing::InputOptions;
 using stoker::testing::Inputs;
 using stoker::testing::MakeInputs;
@@ -51,7 +52,15 @@ struct Outputs {
   Rows norm;
 };
 
-// Makes inputs, launches, and compares with the reference.
+absl::Status Compare(const Shape& shape, const NormResult& expected, const Outputs& out) {
+  const std::string residual = DifferenceInBits(shape, expected.residual_out, out.residual);
+  const std::string normed = DifferenceInBits(shape, expected.norm_out, out.norm);
+  if (residual.empty() && normed.empty()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("residual_out: ", residual, "; norm_out: ", normed));
+}
+
+// Makes inputs, launches the finalize, and the reduction if there are experts, and compares with
+// the reference.
 absl::Status LaunchAndCompare(comm::CpuCommunicator& communicator, const InputOptions& options,
                               uint32_t site = 0) {
   std::vector<Inputs> ranks;
@@ -63,11 +72,11 @@ absl::Status LaunchAndCompare(comm::CpuCommunicator& communicator, const InputOp
   norm.norm_out = out.norm.data();
   STOKER_RETURN_IF_ERROR(MoeFinalizeAllReduceRmsNorm(communicator, options.shape, mine.finalize,
                                                      norm, {.site = site}));
-  const NormResult expected = Expected(options.shape, ranks);
-  const std::string residual = DifferenceInBits(options.shape, expected.residual_out, out.residual);
-  const std::string normed = DifferenceInBits(options.shape, expected.norm_out, out.norm);
-  if (residual.empty() && normed.empty()) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("residual_out: ", residual, "; norm_out: ", normed));
+  STOKER_RETURN_IF_ERROR(Compare(options.shape, Expected(options.shape, ranks), out));
+  if (options.experts == 0) return absl::OkStatus();
+  STOKER_RETURN_IF_ERROR(
+      MoeReduceAllReduceRmsNorm(communicator, options.shape, mine.reduction, norm, {.site = site}));
+  return Compare(options.shape, ExpectedOfReduction(options.shape, ranks), out);
 }
 
 bool AllStoredNan(const Rows& rows) {
@@ -106,6 +115,7 @@ TEST_P(Parity, EveryVariantEqualsTheReference) {
             const int tokens[] = {0, 1, 5, 16};
             options.shape = {tokens[variant / 2 % 4], hidden[variant % 4], type};
             options.top_k = 1 + variant * 7 % 32;
+            options.experts = variant * 11 % 40;
             options.weights = variant % 3 != 0;
             options.weight_type = variant % 2 == 0 ? ScalarType::kWire : ScalarType::kFp32;
             options.shared = variant % 4 < 2;

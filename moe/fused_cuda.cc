@@ -124,6 +124,19 @@ absl::Status MoeFinalizeAllReduceRmsNorm(comm::CudaCommunicator& communicator, c
                 stream);
 }
 
+absl::Status MoeReduceAllReduceRmsNorm(comm::CudaCommunicator& communicator, const Shape& shape,
+                                       const ReductionArguments& reduction,
+                                       const NormArguments& norm, const LaunchOptions& options,
+                                       cudaStream_t stream) {
+  STOKER_RETURN_IF_ERROR(ValidateReduction(communicator.plan(), shape, reduction, norm));
+  comm::LaunchDescriptor descriptor =
+      DescribeReduction(shape, norm, options, communicator.generation());
+  descriptor.protocol = ProtocolOf(communicator, shape, options);
+  ReductionParams params = MakeReductionParams(shape, reduction);
+  return Launch(communicator, shape, descriptor, &params, MakeNormParams(shape, norm), options,
+                stream);
+}
+
 absl::Status AllReduceRmsNorm(comm::CudaCommunicator& communicator, const Shape& shape,
                               const void* input, const NormArguments& norm,
                               const LaunchOptions& options, cudaStream_t stream) {

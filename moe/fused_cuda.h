@@ -24,6 +24,11 @@ absl::Status MoeFinalizeAllReduceRmsNorm(comm::CudaCommunicator& communicator, c
                                          const NormArguments& norm, const LaunchOptions& options,
                                          cudaStream_t stream);
 
+absl::Status MoeReduceAllReduceRmsNorm(comm::CudaCommunicator& communicator, const Shape& shape,
+                                       const ReductionArguments& reduction,
+                                       const NormArguments& norm, const LaunchOptions& options,
+                                       cudaStream_t stream);
+
 // All-reduce of `input` ([tokens, H] of T), residual and RMSNorm.
 absl::Status AllReduceRmsNorm(comm::CudaCommunicator& communicator, const Shape& shape,
                               const void* input, const NormArguments& norm,

@@ -21,6 +21,15 @@ struct FinalizeParams {
   uint32_t cold_fp32;
 };
 
+struct ReductionParams {
+  const comm::Packet* rows;
+  const float* scales;
+  const comm::Packet* shared;
+  int32_t tokens;
+  int32_t packets;  // per row
+  int32_t experts;
+};
+
 struct PlainParams {
   const comm::Packet* input;
   int32_t packets;  // per row

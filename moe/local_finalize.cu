@@ -11,6 +11,7 @@ namespace stoker::moe {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr int kCtasPerSm = 8;
 // Percent of an SM's 228 KiB; rounded up to 8 KiB. An SM changes its split between L1 and shared
 // memory only when it is idle. Where ranks share a GPU, three ranks' all-reduces can wait on every
 // SM for the fourth's, whose finalize would wait for ever for an SM if it asked for another split
@@ -19,9 +20,11 @@ constexpr int kSharedMemoryPercent = 3;
 
 }  // namespace
 
-// A CTA does kThreads vectors of one token; the CTAs of a token follow each other.
+// A CTA does kThreads vectors of one token; the CTAs of a token follow each other. Without the
+// second bound ptxas makes do with 32 registers, for more CTAs than an SM ever gets, and has two
+// rows in flight instead of eight.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kCtasPerSm)
     LocalFinalizeKernel(const __grid_constant__ FinalizeParams params, comm::Packet* output,
                         int ctas_per_token) {
   comm::CudaEnvironment env;

@@ -18,6 +18,17 @@ FinalizeParams MakeFinalizeParams(const Shape& shape, const FinalizeArguments& f
   return params;
 }
 
+ReductionParams MakeReductionParams(const Shape& shape, const ReductionArguments& reduction) {
+  ReductionParams params{};
+  params.rows = static_cast<const comm::Packet*>(reduction.rows);
+  params.scales = reduction.scales;
+  params.shared = static_cast<const comm::Packet*>(reduction.shared);
+  params.tokens = shape.tokens;
+  params.packets = shape.hidden / comm::kPacketElements;
+  params.experts = reduction.experts;
+  return params;
+}
+
 PlainParams MakePlainParams(const Shape& shape, const void* input) {
   PlainParams params{};
   params.input = static_cast<const comm::Packet*>(input);

@@ -10,6 +10,7 @@
 namespace stoker::moe {
 
 FinalizeParams MakeFinalizeParams(const Shape& shape, const FinalizeArguments& finalize);
+ReductionParams MakeReductionParams(const Shape& shape, const ReductionArguments& reduction);
 PlainParams MakePlainParams(const Shape& shape, const void* input);
 RmsNormParams MakeNormParams(const Shape& shape, const NormArguments& norm);
 

@@ -11,7 +11,7 @@ import sys
 
 ENTRY = re.compile(r"^\.visible \.entry (\S+?)\(", re.MULTILINE)
 # Names are mangled: ...FusedKernelINS0_8FinalizeENS_4comm7OneShotENS2_4Bf16ELi4ELi1EE...
-NAME = re.compile(r"(Finalize|Plain)E\w*?(One|Two)ShotE\w*?(Bf16|Fp16)ELi(\d+)ELi(\d+)E")
+NAME = re.compile(r"(Finalize|Plain|Reduction)E\w*?(One|Two)ShotE\w*?(Bf16|Fp16)ELi(\d+)ELi(\d+)E")
 # Not part of the table, without an exchange.
 LOCAL = re.compile(r"LocalFinalizeKernel\w*?(Bf16|Fp16)E")
 
@@ -33,9 +33,9 @@ def entries(text):
 
 
 def expected_route_fmas(producer, vectors):
-    """Routes in chunks of eight rows (four for several vectors), the first apart."""
+    """Rows in chunks of eight (four for several vectors); the first chunk of routes is code of its own."""
     rows = 8 if vectors == 1 else 4
-    return 2 * rows * 8 * vectors if producer == "Finalize" else 0
+    return {"Finalize": 2, "Reduction": 1, "Plain": 0}[producer] * rows * 8 * vectors
 
 
 def expected_fmas(producer, vectors):

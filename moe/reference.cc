@@ -38,6 +38,24 @@ Rows Partial(const Shape& shape, const FinalizeArguments& f) {
   return partial;
 }
 
+template <class T>
+Rows Partial(const Shape& shape, const ReductionArguments& r) {
+  const int64_t hidden = shape.hidden;
+  Rows partial(shape.tokens * hidden);
+  for (int64_t t = 0; t < shape.tokens; ++t) {
+    for (int64_t h = 0; h < hidden; ++h) {
+      float a = 0.0f;
+      for (int64_t e = 0; e < r.experts; ++e) {
+        const int64_t row = e * shape.tokens + t;
+        a = std::fma(r.scales[row], Scalar<T>(r.rows, ScalarType::kWire, row * hidden + h), a);
+      }
+      if (r.shared != nullptr) a = a + Scalar<T>(r.shared, ScalarType::kWire, t * hidden + h);
+      partial[t * hidden + h] = T::FromFloat(a);
+    }
+  }
+  return partial;
+}
+
 // Halving tree over a power-of-two number of values.
 float HalvingSum(std::vector<float> values) {
   for (size_t distance = values.size() / 2; distance > 0; distance /= 2) {
@@ -95,6 +113,11 @@ NormResult SumAndNorm(const Shape& shape, const std::vector<Rows>& partials,
 Rows ReferencePartial(const Shape& shape, const FinalizeArguments& finalize) {
   return shape.wire_type == comm::WireType::kBf16 ? Partial<comm::Bf16>(shape, finalize)
                                                   : Partial<comm::Fp16>(shape, finalize);
+}
+
+Rows ReferencePartial(const Shape& shape, const ReductionArguments& reduction) {
+  return shape.wire_type == comm::WireType::kBf16 ? Partial<comm::Bf16>(shape, reduction)
+                                                  : Partial<comm::Fp16>(shape, reduction);
 }
 
 NormResult ReferenceSumAndNorm(const Shape& shape, const std::vector<Rows>& partials,

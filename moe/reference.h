@@ -21,6 +21,8 @@ struct NormResult {
 // itself.
 Rows ReferencePartial(const Shape& shape, const FinalizeArguments& finalize);
 
+Rows ReferencePartial(const Shape& shape, const ReductionArguments& reduction);
+
 // What every rank gets: `partials` by rank; the output pointers of `norm` are ignored.
 NormResult ReferenceSumAndNorm(const Shape& shape, const std::vector<Rows>& partials,
                                const NormArguments& norm);

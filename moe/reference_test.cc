@@ -109,6 +109,49 @@ TEST_P(AgainstTheOracle, APartialIsOneRoundingAway) {
   }
 }
 
+// The routes of a reduction as those of a finalize: expert e's row of token t is row e * T + t.
+struct Routes {
+  Routes(const Shape& shape, const ReductionArguments& reduction) {
+    for (int32_t t = 0; t < shape.tokens; ++t) {
+      for (int32_t e = 0; e < reduction.experts; ++e) {
+        indices.push_back(e * shape.tokens + t);
+        weights.push_back(reduction.scales[e * shape.tokens + t]);
+      }
+    }
+    finalize.rows = reduction.rows;
+    finalize.row_count = static_cast<int64_t>(indices.size());
+    finalize.indices = indices.data();
+    finalize.weights = weights.data();
+    finalize.weight_type = ScalarType::kFp32;
+    finalize.top_k = reduction.experts;
+    finalize.shared = reduction.shared;
+  }
+  std::vector<int32_t> indices;
+  std::vector<float> weights;
+  FinalizeArguments finalize;
+};
+
+TEST_P(AgainstTheOracle, AReductionIsTheFinalizeOfItsRoutesAndOneRoundingAway) {
+  for (int variant = 0; variant < 10; ++variant) {
+    InputOptions options = Variant(GetParam(), variant);
+    options.experts = 1 + variant * 13 % 48;
+    const std::vector<Inputs> ranks = MakeAllInputs(options, 1);
+    const ReductionArguments& reduction = ranks[0].reduction;
+    const Routes routes(options.shape, reduction);
+    const Rows partial = ReferencePartial(options.shape, reduction);
+    EXPECT_EQ(partial, ReferencePartial(options.shape, routes.finalize));
+    NormArguments norm = ranks[0].norm;
+    norm.residual_in = nullptr;
+    const OracleResult exact = OracleFinalize(options.shape, {routes.finalize}, norm);
+    // Rows lie within 3, scales within 1.5.
+    const double slack = std::ldexp((reduction.experts + 1) * (4.5 * reduction.experts + 3.0), -24);
+    EXPECT_EQ(TooFar(options.shape.wire_type, exact.residual_out, {}, partial,
+                     [&](size_t) { return slack; }),
+              "")
+        << "variant " << variant;
+  }
+}
+
 // A rank that contributes `rows` as they are.
 FinalizeArguments Contribute(const Rows& rows, const std::vector<int32_t>& indices) {
   FinalizeArguments finalize;

@@ -11,10 +11,12 @@ import sys
 
 KERNEL = re.compile(r"Compiling entry function '(\S+)' for 'sm_90'(.*?)Used (\d+) registers", re.DOTALL)
 SPILLS = re.compile(r"(\d+) bytes spill stores")
-NAME = re.compile(r"(Finalize|Plain)E\w*?(One|Two)ShotE\w*?(?:Bf16|Fp16)ELi(\d+)ELi(\d+)E")
+NAME = re.compile(r"(Finalize|Plain|Reduction)E\w*?(One|Two)ShotE\w*?(?:Bf16|Fp16)ELi(\d+)ELi(\d+)E")
 MOST_REGISTERS = 64
 # Eight rows are in flight, so nothing may be spilled.
 LOCAL = re.compile(r"LocalFinalizeKernel")
+# With fewer the eight rows and their eight sums cannot be held at once.
+FEWEST_LOCAL_REGISTERS = 48
 
 
 def most_spills(exchange, ranks, vectors):
@@ -44,6 +46,8 @@ def breaches(text):
         spilled = int(spills.group(1)) if spills else 0
         if spilled > limit:
             found.append(f"{what}: {spilled} bytes are spilled; at most {limit}")
+        if LOCAL.search(name) and int(registers) < FEWEST_LOCAL_REGISTERS:
+            found.append(f"{what}: {registers} registers; at least {FEWEST_LOCAL_REGISTERS} for eight rows in flight")
         if int(registers) > MOST_REGISTERS:
             found.append(f"{what}: {registers} registers; at most {MOST_REGISTERS}")
     return found, count

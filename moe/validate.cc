@@ -193,6 +193,25 @@ absl::Status ValidateLocalFinalize(const Shape& shape, const FinalizeArguments& 
   return absl::OkStatus();
 }
 
+absl::Status ValidateReduction(const comm::GroupPlan& plan, const Shape& shape,
+                               const ReductionArguments& reduction, const NormArguments& norm) {
+  STOKER_RETURN_IF_ERROR(CheckShape(plan, shape));
+  STOKER_RETURN_IF_ERROR(CheckNorm(norm));
+  if (reduction.experts < 0 || reduction.experts > kReductionExpertsMax) {
+    return Bad("the number of experts", reduction.experts, "0 to 1024");
+  }
+  const int64_t routes = static_cast<int64_t>(reduction.experts) * shape.tokens;
+  const Array inputs[] = {
+      {"rows", reduction.rows, Bytes(shape, ScalarType::kWire, routes)},
+      {"scales", reduction.scales, routes * 4},
+      {"shared", reduction.shared, Bytes(shape, ScalarType::kWire, shape.tokens)}};
+  if (routes > 0) {
+    for (int i : {0, 1}) STOKER_RETURN_IF_ERROR(CheckPresent(inputs[i]));
+  }
+  for (int i : {0, 2}) STOKER_RETURN_IF_ERROR(CheckAligned(inputs[i]));
+  return CheckArrays(shape, norm, inputs, /*plain=*/false);
+}
+
 absl::Status ValidatePlain(const comm::GroupPlan& plan, const Shape& shape, const void* input,
                            const NormArguments& norm) {
   STOKER_RETURN_IF_ERROR(CheckShape(plan, shape));

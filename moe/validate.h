@@ -13,6 +13,8 @@ absl::Status ValidateFinalize(const comm::GroupPlan& plan, const Shape& shape,
 // Without a group: `output` is [tokens, H] of T.
 absl::Status ValidateLocalFinalize(const Shape& shape, const FinalizeArguments& finalize,
                                    const void* output);
+absl::Status ValidateReduction(const comm::GroupPlan& plan, const Shape& shape,
+                               const ReductionArguments& reduction, const NormArguments& norm);
 // `input` is [tokens, H] of T. norm_out may be `input` itself.
 absl::Status ValidatePlain(const comm::GroupPlan& plan, const Shape& shape, const void* input,
                            const NormArguments& norm);

@@ -172,6 +172,37 @@ TEST(Validate, ALocalFinalizeNeedsAnOutputOfItsOwnAndARowThatFits) {
             std::string::npos);
 }
 
+TEST(Validate, AReductionNeedsRowsAndScalesIfItHasExperts) {
+  const auto message = [](const std::function<void(Call&, ReductionArguments&)>& spoil) {
+    Call call;
+    ReductionArguments reduction{.rows = call.finalize.rows,
+                                 .scales = reinterpret_cast<const float*>(call.finalize.weights),
+                                 .experts = 8,
+                                 .shared = call.finalize.shared};
+    spoil(call, reduction);
+    return std::string(ValidateReduction(call.plan, call.shape, reduction, call.norm).message());
+  };
+  using Arguments = ReductionArguments;
+  EXPECT_EQ(message([](Call&, Arguments&) {}), "");
+  EXPECT_EQ(message([](Call&, Arguments& r) { r = {}; }), "");
+  EXPECT_EQ(message([](Call&, Arguments& r) { r.rows = nullptr; }),
+            "rows is missing (a null pointer)");
+  EXPECT_EQ(message([](Call&, Arguments& r) { r.scales = nullptr; }),
+            "scales is missing (a null pointer)");
+  EXPECT_EQ(message([](Call&, Arguments& r) { r.experts = 1025; }),
+            "the number of experts is 1025; it must be 0 to 1024");
+  EXPECT_EQ(message([](Call&, Arguments& r) { r.experts = -1; }),
+            "the number of experts is -1; it must be 0 to 1024");
+  EXPECT_NE(message([](Call&, Arguments& r) { r.shared = Shift(r.shared, 8); }).find("aligned"),
+            std::string::npos);
+  EXPECT_NE(message([](Call& c, Arguments& r) {
+              c.norm.norm_out = Shift(r.rows, 32);
+            }).find("norm_out overlaps rows"),
+            std::string::npos);
+  EXPECT_NE(message([](Call& c, Arguments&) { c.shape.tokens = 17; }).find("17 tokens"),
+            std::string::npos);
+}
+
 TEST(Validate, APlainInputMayBeNormOutExactlyAndNothingElse) {
   Call call;
   EXPECT_TRUE(ValidatePlain(call.plan, call.shape, call.input, call.norm).ok());

@@ -27,6 +27,14 @@ struct CpuDevice {
     return moe::MoeFinalizeAllReduceRmsNorm(*(*member)->communicator, call.shape, call.finalize,
                                             call.norm, options);
   }
+  static absl::Status Reduction(int64_t handle, const ReductionCall& call,
+                                const moe::LaunchOptions& options) {
+    auto member = Registry<Communicator>::Get().Find(handle);
+    if (!member.ok()) return member.status();
+    absl::MutexLock lock(&(*member)->launching);
+    return moe::MoeReduceAllReduceRmsNorm(*(*member)->communicator, call.shape, call.reduction,
+                                          call.norm, options);
+  }
   static absl::Status Plain(int64_t handle, const PlainCall& call,
                             const moe::LaunchOptions& options) {
     auto member = Registry<Communicator>::Get().Find(handle);

@@ -44,6 +44,13 @@ struct CudaDevice {
                                               options, stream);
     });
   }
+  static absl::Status Reduction(int64_t handle, const ReductionCall& call,
+                                const moe::LaunchOptions& options) {
+    return OnCurrentStream(handle, [&](Communicator& communicator, cudaStream_t stream) {
+      return moe::MoeReduceAllReduceRmsNorm(communicator, call.shape, call.reduction, call.norm,
+                                            options, stream);
+    });
+  }
   static absl::Status Plain(int64_t handle, const PlainCall& call,
                             const moe::LaunchOptions& options) {
     return OnCurrentStream(handle, [&](Communicator& communicator, cudaStream_t stream) {

@@ -3,6 +3,8 @@
 //
 //   struct Device { static absl::Status Finalize(int64_t communicator, const FinalizeCall&,
 //                                                const moe::LaunchOptions&);
+//                   static absl::Status Reduction(int64_t communicator, const ReductionCall&,
+//                                                 const moe::LaunchOptions&);
 //                   static absl::Status Plain(int64_t communicator, const PlainCall&,
 //                                             const moe::LaunchOptions&);
 //                   static absl::Status LocalFinalize(const LocalFinalizeCall&); };
@@ -39,8 +41,20 @@ void PlainOut(Tensor input, Tensor gamma, int64_t communicator, std::optional<Te
   ThrowIfError(Device::Plain(communicator, call, MakeOptions(site, programmatic_launch)));
 }
 
+template <class Device>
+void ReductionOut(Tensor rows, Tensor scales, Tensor gamma, int64_t communicator,
+                  std::optional<Tensor> shared, std::optional<Tensor> residual, double eps,
+                  double weight_bias, bool fp32_residual, int64_t site, bool programmatic_launch,
+                  Tensor residual_out, Tensor norm_out) {
+  const ReductionCall call =
+      MakeReductionCall(rows, scales, shared, {gamma, residual, eps, weight_bias, fp32_residual},
+                        residual_out, norm_out);
+  ThrowIfError(Device::Reduction(communicator, call, MakeOptions(site, programmatic_launch)));
+}
+
+// [tokens, H], H that of `like`, whose last dimension it is.
 inline Tensor NewRows(const Tensor& like, int64_t tokens) {
-  const std::array<int64_t, 2> sizes = {tokens, like.dim() == 2 ? like.size(1) : 0};
+  const std::array<int64_t, 2> sizes = {tokens, like.dim() >= 2 ? like.size(like.dim() - 1) : 0};
   return torch::stable::new_empty(like, {sizes.data(), sizes.size()});
 }
 
@@ -57,6 +71,20 @@ std::tuple<Tensor, Tensor> FinalizeNew(Tensor rows, Tensor indices, std::optiona
   FinalizeOut<Device>(rows, indices, weights, gamma, communicator, shared, cold, residual, eps,
                       weight_bias, routed_scaling_factor, fp32_residual, site, programmatic_launch,
                       residual_out, norm_out);
+  return {residual_out, norm_out};
+}
+
+template <class Device>
+std::tuple<Tensor, Tensor> ReductionNew(Tensor rows, Tensor scales, Tensor gamma,
+                                        int64_t communicator, std::optional<Tensor> shared,
+                                        std::optional<Tensor> residual, double eps,
+                                        double weight_bias, bool fp32_residual, int64_t site,
+                                        bool programmatic_launch) {
+  const int64_t tokens = rows.dim() == 3 ? rows.size(1) : 0;
+  const Tensor residual_out = NewRows(rows, tokens);
+  const Tensor norm_out = NewRows(rows, tokens);
+  ReductionOut<Device>(rows, scales, gamma, communicator, shared, residual, eps, weight_bias,
+                       fp32_residual, site, programmatic_launch, residual_out, norm_out);
   return {residual_out, norm_out};
 }
 
@@ -91,13 +119,15 @@ Tensor LocalFinalizeNew(Tensor rows, Tensor indices, std::optional<Tensor> weigh
 
 }  // namespace stoker::ops
 
-// Registers the six ops for torch dispatch key `key` with the bodies for `Device`.
+// Registers the eight ops for torch dispatch key `key` with the bodies for `Device`.
 #define STOKER_REGISTER_FUSED_OPS(key, Device)                                                    \
   STABLE_TORCH_LIBRARY_IMPL(stoker, key, m) {                                                     \
     m.impl("moe_finalize_allreduce_rmsnorm", TORCH_BOX(&::stoker::ops::FinalizeNew<Device>));     \
     m.impl("moe_finalize_allreduce_rmsnorm.out", TORCH_BOX(&::stoker::ops::FinalizeOut<Device>)); \
     m.impl("allreduce_rmsnorm", TORCH_BOX(&::stoker::ops::PlainNew<Device>));                     \
     m.impl("allreduce_rmsnorm.out", TORCH_BOX(&::stoker::ops::PlainOut<Device>));                 \
+    m.impl("moe_reduce_allreduce_rmsnorm", TORCH_BOX(&::stoker::ops::ReductionNew<Device>));      \
+    m.impl("moe_reduce_allreduce_rmsnorm.out", TORCH_BOX(&::stoker::ops::ReductionOut<Device>));  \
     m.impl("moe_finalize", TORCH_BOX(&::stoker::ops::LocalFinalizeNew<Device>));                  \
     m.impl("moe_finalize.out", TORCH_BOX(&::stoker::ops::LocalFinalizeOut<Device>));              \
   }

@@ -13,6 +13,10 @@ namespace stoker::ops {
 #define STOKER_PLAIN_PARAMETERS                                                              \
   "Tensor input, Tensor gamma, int communicator, *, Tensor? residual=None, float eps=1e-6, " \
   "float weight_bias=0.0, bool fp32_residual=False, int site=0, bool programmatic_launch=False"
+#define STOKER_REDUCE_PARAMETERS                                                         \
+  "Tensor rows, Tensor scales, Tensor gamma, int communicator, *, Tensor? shared=None, " \
+  "Tensor? residual=None, float eps=1e-6, float weight_bias=0.0, "                       \
+  "bool fp32_residual=False, int site=0, bool programmatic_launch=False"
 #define STOKER_LOCAL_PARAMETERS                                                               \
   "Tensor rows, Tensor indices, Tensor? weights, *, Tensor? shared=None, Tensor? cold=None, " \
   "float routed_scaling_factor=1.0, bool programmatic_launch=False"
@@ -23,6 +27,8 @@ inline constexpr const char* kSchemas[] = {
     "moe_finalize_allreduce_rmsnorm.out(" STOKER_FINALIZE_PARAMETERS STOKER_OUTPUTS ") -> ()",
     "allreduce_rmsnorm(" STOKER_PLAIN_PARAMETERS ") -> (Tensor, Tensor)",
     "allreduce_rmsnorm.out(" STOKER_PLAIN_PARAMETERS STOKER_OUTPUTS ") -> ()",
+    "moe_reduce_allreduce_rmsnorm(" STOKER_REDUCE_PARAMETERS ") -> (Tensor, Tensor)",
+    "moe_reduce_allreduce_rmsnorm.out(" STOKER_REDUCE_PARAMETERS STOKER_OUTPUTS ") -> ()",
     "moe_finalize(" STOKER_LOCAL_PARAMETERS ") -> Tensor",
     "moe_finalize.out(" STOKER_LOCAL_PARAMETERS ", Tensor(a!) out) -> ()",
     "offload_experts(Tensor hidden, Tensor topk_ids, Tensor topk_weights, "
@@ -31,6 +37,7 @@ inline constexpr const char* kSchemas[] = {
 
 #undef STOKER_FINALIZE_PARAMETERS
 #undef STOKER_PLAIN_PARAMETERS
+#undef STOKER_REDUCE_PARAMETERS
 #undef STOKER_LOCAL_PARAMETERS
 #undef STOKER_OUTPUTS
 

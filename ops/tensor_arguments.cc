@@ -91,13 +91,16 @@ const void* Rows(const char* name, const std::optional<Tensor>& tensor, const Te
   return tensor->const_data_ptr();
 }
 
-moe::Shape MakeShape(const char* name, const Tensor& rows, int64_t tokens) {
-  if (rows.dim() != 2)
-    Throw(absl::StrCat(name, " has the shape ", SizesOf(rows), "; [rows, hidden] is expected"));
+moe::Shape MakeShape(const char* name, const Tensor& rows, int64_t tokens, int64_t hidden) {
   if (!rows.is_contiguous()) Throw(absl::StrCat(name, " is not contiguous; call .contiguous()"));
   constexpr int64_t kIntMax = std::numeric_limits<int32_t>::max();
-  if (tokens > kIntMax || rows.size(1) > kIntMax) Throw(absl::StrCat(name, " is too large"));
-  return {static_cast<int32_t>(tokens), static_cast<int32_t>(rows.size(1)), WireTypeOf(name, rows)};
+  if (tokens > kIntMax || hidden > kIntMax) Throw(absl::StrCat(name, " is too large"));
+  return {static_cast<int32_t>(tokens), static_cast<int32_t>(hidden), WireTypeOf(name, rows)};
+}
+
+void CheckMatrix(const char* name, const Tensor& rows) {
+  if (rows.dim() != 2)
+    Throw(absl::StrCat(name, " has the shape ", SizesOf(rows), "; [rows, hidden] is expected"));
 }
 
 moe::NormArguments MakeNorm(const NormInputs& in, const Tensor& rows, const moe::Shape& shape,
@@ -151,7 +154,8 @@ moe::Shape MakeRoutedShape(const Tensor& rows, const Tensor& indices) {
     Throw(
         absl::StrCat("indices has the shape ", SizesOf(indices), "; [tokens, top_k] is expected"));
   }
-  return MakeShape("rows", rows, indices.size(0));
+  CheckMatrix("rows", rows);
+  return MakeShape("rows", rows, indices.size(0), rows.size(1));
 }
 
 }  // namespace
@@ -186,10 +190,32 @@ LocalFinalizeCall MakeLocalFinalizeCall(const Tensor& rows, const Tensor& indice
   return call;
 }
 
+ReductionCall MakeReductionCall(const Tensor& rows, const Tensor& scales,
+                                const std::optional<Tensor>& shared, const NormInputs& norm,
+                                const Tensor& residual_out, const Tensor& norm_out) {
+  if (rows.dim() != 3) {
+    Throw(absl::StrCat("rows has the shape ", SizesOf(rows),
+                       "; [experts, tokens, hidden] is expected"));
+  }
+  ReductionCall call;
+  call.shape = MakeShape("rows", rows, rows.size(1), rows.size(2));
+  CheckLayout("scales", scales, rows);
+  CheckType("scales", scales, ScalarType::Float);
+  CheckSizes("scales", scales, {rows.size(0), rows.size(1)});
+  moe::ReductionArguments& reduction = call.reduction;
+  reduction.rows = rows.const_data_ptr();
+  reduction.scales = static_cast<const float*>(scales.const_data_ptr());
+  reduction.experts = static_cast<int32_t>(std::min<int64_t>(rows.size(0), 1 << 20));
+  reduction.shared = Rows("shared", shared, rows, call.shape);
+  call.norm = MakeNorm(norm, rows, call.shape, residual_out, norm_out);
+  return call;
+}
+
 PlainCall MakePlainCall(const Tensor& input, const NormInputs& norm, const Tensor& residual_out,
                         const Tensor& norm_out) {
   PlainCall call;
-  call.shape = MakeShape("input", input, input.dim() == 2 ? input.size(0) : 0);
+  CheckMatrix("input", input);
+  call.shape = MakeShape("input", input, input.size(0), input.size(1));
   call.input = input.const_data_ptr();
   call.norm = MakeNorm(norm, input, call.shape, residual_out, norm_out);
   return call;

@@ -32,6 +32,12 @@ struct FinalizeCall {
   moe::NormArguments norm;
 };
 
+struct ReductionCall {
+  moe::Shape shape;
+  moe::ReductionArguments reduction;
+  moe::NormArguments norm;
+};
+
 struct PlainCall {
   moe::Shape shape;
   const void* input = nullptr;
@@ -59,6 +65,9 @@ LocalFinalizeCall MakeLocalFinalizeCall(const Tensor& rows, const Tensor& indice
                                         const std::optional<Tensor>& cold,
                                         double routed_scaling_factor, bool programmatic_launch,
                                         const Tensor& output);
+ReductionCall MakeReductionCall(const Tensor& rows, const Tensor& scales,
+                                const std::optional<Tensor>& shared, const NormInputs& norm,
+                                const Tensor& residual_out, const Tensor& norm_out);
 PlainCall MakePlainCall(const Tensor& input, const NormInputs& norm, const Tensor& residual_out,
                         const Tensor& norm_out);
 moe::LaunchOptions MakeOptions(int64_t site, bool programmatic_launch);

@@ -90,12 +90,28 @@ std::vector<int32_t> Indices(const InputOptions& options, int64_t row_count, uin
   return indices;
 }
 
+// One thread a rank.
+template <class ArgumentsOf>
+moe::NormResult SumAndNorm(const moe::Shape& shape, const std::vector<Inputs>& ranks,
+                           const ArgumentsOf& arguments_of) {
+  std::vector<moe::Rows> partials(ranks.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    threads.emplace_back(
+        [&, rank] { partials[rank] = moe::ReferencePartial(shape, arguments_of(ranks[rank])); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return moe::ReferenceSumAndNorm(shape, partials, ranks[0].norm);
+}
+
 }  // namespace
 
 Inputs MakeInputs(const InputOptions& options, int rank) {
   const moe::Shape& shape = options.shape;
   const int64_t elements = static_cast<int64_t>(shape.tokens) * shape.hidden;
-  const int64_t row_count = 2 * static_cast<int64_t>(shape.tokens) * options.top_k + 8;
+  const int32_t experts = std::max(0, options.experts - rank % 3);
+  const int64_t row_count = std::max(2 * static_cast<int64_t>(shape.tokens) * options.top_k + 8,
+                                     static_cast<int64_t>(shape.tokens) * options.experts);
   // One stream an array; those that all ranks share do not depend on the rank.
   const auto stream = [&](int array, bool shared) {
     return options.seed * 0x100000001B3ull + 1000 * (shared ? 0 : rank + 1) + array;
@@ -118,6 +134,15 @@ Inputs MakeInputs(const InputOptions& options, int rank) {
   if (options.shared) {
     in.shared = NormalRows(shape.wire_type, elements, 0.5f, stream(4, false));
     in.finalize.shared = in.shared.data();
+  }
+  in.reduction = {.rows = in.rows.data(), .experts = experts, .shared = in.finalize.shared};
+  if (experts > 0) {
+    Random random(stream(8, false));
+    in.scales.resize(static_cast<int64_t>(experts) * shape.tokens);
+    for (float& scale : in.scales) {
+      scale = random.Below(4) == 0 ? 0.0f : std::abs(random.Normal()) / 4.0f;
+    }
+    in.reduction.scales = in.scales.data();
   }
   in.finalize.cold_type = options.cold_type;
   if (options.cold) {
@@ -154,14 +179,11 @@ std::vector<Inputs> MakeAllInputs(const InputOptions& options, int world) {
 }
 
 moe::NormResult Expected(const moe::Shape& shape, const std::vector<Inputs>& ranks) {
-  std::vector<moe::Rows> partials(ranks.size());
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    threads.emplace_back(
-        [&, rank] { partials[rank] = moe::ReferencePartial(shape, ranks[rank].finalize); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return moe::ReferenceSumAndNorm(shape, partials, ranks[0].norm);
+  return SumAndNorm(shape, ranks, [](const Inputs& in) { return in.finalize; });
+}
+
+moe::NormResult ExpectedOfReduction(const moe::Shape& shape, const std::vector<Inputs>& ranks) {
+  return SumAndNorm(shape, ranks, [](const Inputs& in) { return in.reduction; });
 }
 
 }  // namespace stoker::testing

@@ -18,6 +18,9 @@ namespace stoker::testing {
 struct InputOptions {
   moe::Shape shape;
   int32_t top_k = 8;
+  // Of the reduction, which reads [experts, tokens, H] at the start of the permuted rows. Every
+  // third rank has one expert less, and the rank after it two less, if there are so many.
+  int32_t experts = 0;
   bool weights = true;
   moe::ScalarType weight_type = moe::ScalarType::kWire;
   bool shared = true;
@@ -36,16 +39,18 @@ struct InputOptions {
   uint64_t seed = 1;
 };
 
-// The arrays of one rank; FinalizeArguments and NormArguments point into them.
+// The arrays of one rank; the arguments point into them.
 struct Inputs {
   std::vector<uint16_t> rows;
   std::vector<int32_t> indices;
   std::vector<uint8_t> weights;
+  std::vector<float> scales;
   std::vector<uint16_t> shared;
   std::vector<uint8_t> cold;
   std::vector<uint16_t> residual;
   std::vector<uint8_t> gamma;
   moe::FinalizeArguments finalize;
+  moe::ReductionArguments reduction;
   moe::NormArguments norm;  // without outputs
 };
 
@@ -53,8 +58,9 @@ Inputs MakeInputs(const InputOptions& options, int rank);
 // Of all ranks of a world, one thread each.
 std::vector<Inputs> MakeAllInputs(const InputOptions& options, int world);
 
-// The bits that every rank must get for these inputs.
+// The bits that every rank must get for these inputs from the finalize, and from the reduction.
 moe::NormResult Expected(const moe::Shape& shape, const std::vector<Inputs>& ranks);
+moe::NormResult ExpectedOfReduction(const moe::Shape& shape, const std::vector<Inputs>& ranks);
 
 // Uniform bits, and a standard normal number as the sum of twelve uniform ones less six.
 class Random {

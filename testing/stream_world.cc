@@ -38,6 +38,13 @@ absl::StatusOr<DeviceInputs> DeviceInputs::Upload(const Inputs& in, const moe::S
   STOKER_ASSIGN_OR_RETURN(device.finalize_.shared, device.Add(in.finalize.shared, row_bytes));
   STOKER_ASSIGN_OR_RETURN(device.finalize_.cold,
                           device.Add(in.finalize.cold, static_cast<int64_t>(in.cold.size())));
+  device.reduction_ = {.rows = device.finalize_.rows,
+                       .experts = in.reduction.experts,
+                       .shared = device.finalize_.shared};
+  STOKER_ASSIGN_OR_RETURN(
+      const void* scales,
+      device.Add(in.reduction.scales, static_cast<int64_t>(in.scales.size()) * 4));
+  device.reduction_.scales = static_cast<const float*>(scales);
   STOKER_ASSIGN_OR_RETURN(device.norm_.residual_in, device.Add(in.norm.residual_in, row_bytes));
   STOKER_ASSIGN_OR_RETURN(device.norm_.gamma,
                           device.Add(in.norm.gamma, static_cast<int64_t>(in.gamma.size())));

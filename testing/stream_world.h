@@ -30,6 +30,7 @@ class DeviceInputs {
   DeviceInputs& operator=(DeviceInputs&&) = default;
 
   const moe::FinalizeArguments& finalize() const { return finalize_; }
+  const moe::ReductionArguments& reduction() const { return reduction_; }
   const moe::NormArguments& norm() const { return norm_; }
   absl::Status Poison(cudaStream_t stream);
   // Takes over the inputs of another upload of the same shape and options; pointers stay.
@@ -45,6 +46,7 @@ class DeviceInputs {
 
   moe::Shape shape_;
   moe::FinalizeArguments finalize_;
+  moe::ReductionArguments reduction_;
   moe::NormArguments norm_;
   std::vector<Buffer> buffers_;
   std::vector<int64_t> sizes_;

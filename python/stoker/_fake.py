@@ -9,6 +9,11 @@ def _finalize(rows, indices, weights, gamma, communicator, *, shared=None, cold=
     return rows.new_empty(shape), rows.new_empty(shape)
 
 
+def _reduce(rows, scales, gamma, communicator, *, shared=None, residual=None, eps=1e-6, weight_bias=0.0,
+            fp32_residual=False, site=0, programmatic_launch=False):
+    return rows.new_empty(rows.shape[1:]), rows.new_empty(rows.shape[1:])
+
+
 def _plain(input, gamma, communicator, *, residual=None, eps=1e-6, weight_bias=0.0, fp32_residual=False, site=0,
            programmatic_launch=False):
     return torch.empty_like(input), torch.empty_like(input)
@@ -30,6 +35,8 @@ def _nothing(*args, **kwargs):
 def register_fake_kernels() -> None:
     torch.library.register_fake("stoker::moe_finalize_allreduce_rmsnorm", _finalize)
     torch.library.register_fake("stoker::moe_finalize_allreduce_rmsnorm.out", _nothing)
+    torch.library.register_fake("stoker::moe_reduce_allreduce_rmsnorm", _reduce)
+    torch.library.register_fake("stoker::moe_reduce_allreduce_rmsnorm.out", _nothing)
     torch.library.register_fake("stoker::allreduce_rmsnorm", _plain)
     torch.library.register_fake("stoker::allreduce_rmsnorm.out", _nothing)
     torch.library.register_fake("stoker::moe_finalize", _local_finalize)

@@ -118,13 +118,17 @@ def trtllm_moe_allreduce_fusion(world_size, world_rank, token_num, hidden_dim, w
     _refuse_quantised("trtllm_moe_allreduce_fusion", layout_code, quant_out, scale_out)
     _need("trtllm_moe_allreduce_fusion", residual_out=residual_out, norm_out=norm_out)
     experts, shape = int(moe_reduction_device_num_experts), (token_num, hidden_dim)
-    rows = moe_reduction_active_experts_token_input.view(-1, hidden_dim)[: experts * token_num]
-    # Row of expert e for token t: e * token_num + t.
-    indices = torch.arange(experts * token_num, dtype=torch.int32, device=rows.device).view(experts, token_num)
-    scales = moe_reduction_scale_input.view(-1)[: experts * token_num].view(experts, token_num)
-    _finalize(rows, indices.t().contiguous(), scales.t().contiguous(), rms_gamma, _handle(workspace_ptrs),
-              moe_reduction_token_input.view(shape), residual_in.view(shape), rms_eps, weight_bias, None,
-              launch_with_pdl, moe_allreduce_out, residual_out.view(shape), norm_out.view(shape))
+    rows = moe_reduction_active_experts_token_input.view(-1, token_num, hidden_dim)[:experts]
+    scales = moe_reduction_scale_input.view(-1, token_num)[:experts]
+    handle, shared = _handle(workspace_ptrs), moe_reduction_token_input.view(shape)
+    if moe_allreduce_out is not None:
+        torch.ops.stoker.moe_reduce_allreduce_rmsnorm.out(
+            rows, scales, rms_gamma, handle, shared=shared, residual_out=moe_allreduce_out.view(shape),
+            norm_out=torch.empty_like(shared))
+    torch.ops.stoker.moe_reduce_allreduce_rmsnorm.out(
+        rows, scales, rms_gamma, handle, shared=shared, residual=residual_in.view(shape), eps=rms_eps,
+        weight_bias=weight_bias or 0.0, programmatic_launch=bool(launch_with_pdl),
+        residual_out=residual_out.view(shape), norm_out=norm_out.view(shape))
 
 
 def trtllm_moe_finalize_allreduce_fusion(allreduce_in, residual_in, norm_weight, expanded_idx_to_permuted_idx,
@@ -138,23 +142,13 @@ def trtllm_moe_finalize_allreduce_fusion(allreduce_in, residual_in, norm_weight,
     _need("trtllm_moe_finalize_allreduce_fusion", residual_in=residual_in, residual_out=residual_out,
           norm_out=norm_out)
     shape = (expanded_idx_to_permuted_idx.shape[0], allreduce_in.shape[-1])
-    shared = None if shared_expert_output is None else shared_expert_output.view(shape)
-    _finalize(allreduce_in, expanded_idx_to_permuted_idx, expert_scale_factor, norm_weight, _handle(workspace_ptrs),
-              shared, residual_in.view(shape), eps, weight_bias, routed_scaling_factor, launch_with_pdl, None,
-              residual_out.view(shape), norm_out.view(shape))
-
-
-def _finalize(rows, indices, weights, gamma, handle, shared, residual, eps, weight_bias, scaling, programmatic,
-              sum_out, residual_out, norm_out):
-    scaling = 1.0 if scaling is None else scaling
-    if sum_out is not None:  # the sum before the residual is another launch: without a residual it is residual_out
-        torch.ops.stoker.moe_finalize_allreduce_rmsnorm.out(
-            rows, indices, weights, gamma, handle, shared=shared, routed_scaling_factor=scaling,
-            residual_out=sum_out.view(residual.shape), norm_out=torch.empty_like(residual))
     torch.ops.stoker.moe_finalize_allreduce_rmsnorm.out(
-        rows, indices, weights, gamma, handle, shared=shared, residual=residual, eps=eps,
-        weight_bias=weight_bias or 0.0, routed_scaling_factor=scaling, programmatic_launch=bool(programmatic),
-        residual_out=residual_out, norm_out=norm_out)
+        allreduce_in, expanded_idx_to_permuted_idx, expert_scale_factor, norm_weight, _handle(workspace_ptrs),
+        shared=None if shared_expert_output is None else shared_expert_output.view(shape),
+        residual=residual_in.view(shape), eps=eps, weight_bias=weight_bias or 0.0,
+        routed_scaling_factor=1.0 if routed_scaling_factor is None else routed_scaling_factor,
+        programmatic_launch=bool(launch_with_pdl), residual_out=residual_out.view(shape),
+        norm_out=norm_out.view(shape))
 
 
 def _sum(given, handle, out, programmatic):

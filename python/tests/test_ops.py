@@ -53,6 +53,51 @@ def test_plain_allreduce_agrees_with_torch(communicator):
     assert reference.agree(norm, (wanted * inputs["gamma"].double()).to(norm.dtype))
 
 
+def reduction_inputs(tokens, hidden, experts):
+    inputs = reference.make_inputs(tokens, hidden, 4, rank=0, seed=experts)
+    generator = torch.Generator().manual_seed(experts)
+    inputs["active"] = (0.5 * torch.randn(experts, tokens, hidden, generator=generator)).bfloat16()
+    inputs["scales"] = torch.rand(experts, tokens, generator=generator)
+    return inputs
+
+
+@pytest.mark.parametrize("experts", [0, 1, 8, 40])
+def test_reduction_is_the_finalize_of_its_routes(communicator, experts):
+    """The same sum, said with an index for every expert and token."""
+    inputs = reduction_inputs(7, 264, experts)
+    options = dict(shared=inputs["shared"], residual=inputs["residual"], eps=1e-5)
+    residual, norm = torch.ops.stoker.moe_reduce_allreduce_rmsnorm(inputs["active"], inputs["scales"], inputs["gamma"],
+                                                                   communicator.handle, **options)
+    if 0 < experts <= 32:
+        indices = torch.arange(experts * 7, dtype=torch.int32).view(experts, 7).t().contiguous()
+        wanted = torch.ops.stoker.moe_finalize_allreduce_rmsnorm(
+            inputs["active"].view(-1, 264), indices, inputs["scales"].t().contiguous(), inputs["gamma"],
+            communicator.handle, **options)
+        assert torch.equal(residual, wanted[0]) and torch.equal(norm, wanted[1])
+    partial = (inputs["active"].double() * inputs["scales"].double().unsqueeze(-1)).sum(0) + inputs["shared"].double()
+    assert reference.agree(residual, (partial.bfloat16().double() + inputs["residual"].double()).bfloat16())
+    outs = dict(residual_out=torch.full_like(norm, float("nan")), norm_out=torch.full_like(norm, float("nan")))
+    torch.ops.stoker.moe_reduce_allreduce_rmsnorm.out(inputs["active"], inputs["scales"], inputs["gamma"],
+                                                      communicator.handle, **options, **outs)
+    assert torch.equal(outs["residual_out"], residual) and torch.equal(outs["norm_out"], norm)
+
+
+@pytest.mark.parametrize("name,spoil,message", [
+    ("active", lambda x: x.flatten(0, 1), r"rows has the shape \[24, 64\]; \[experts, tokens, hidden\]"),
+    ("active", lambda x: x.float(), "rows is float32; bfloat16"),
+    ("active", lambda x: x.transpose(0, 1).contiguous().transpose(0, 1), "rows is not contiguous"),
+    ("active", lambda x: x.repeat(200, 1, 1)[:1025], r"scales has the shape \[8, 3\]; \[1025, 3\]"),
+    ("scales", lambda x: x.bfloat16(), "scales is bfloat16; float32"),
+    ("scales", lambda x: x.t().contiguous(), r"scales has the shape \[3, 8\]; \[8, 3\]"),
+    ("shared", lambda x: x[:2], r"shared has the shape \[2, 64\]; \[3, 64\]")])
+def test_a_bad_reduction_is_refused_by_name(communicator, name, spoil, message):
+    inputs = reduction_inputs(3, 64, 8)
+    inputs[name] = spoil(inputs[name])
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.stoker.moe_reduce_allreduce_rmsnorm(inputs["active"], inputs["scales"], inputs["gamma"],
+                                                      communicator.handle, shared=inputs["shared"])
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 7])
 def test_finalize_alone_is_what_a_rank_contributes(communicator, tokens):
     inputs = reference.make_inputs(tokens, 264, 8, rank=0, seed=tokens)
@@ -89,6 +134,9 @@ def test_opcheck(communicator):
     torch.library.opcheck(torch.ops.stoker.moe_finalize_allreduce_rmsnorm.out, positional, {**keywords, **outs})
     torch.library.opcheck(torch.ops.stoker.allreduce_rmsnorm.out,
                           (inputs["shared"], inputs["gamma"], communicator.handle), outs)
+    reduction = (torch.randn(5, 3, 64).bfloat16(), torch.rand(5, 3), inputs["gamma"], communicator.handle)
+    torch.library.opcheck(torch.ops.stoker.moe_reduce_allreduce_rmsnorm.default, reduction, keywords)
+    torch.library.opcheck(torch.ops.stoker.moe_reduce_allreduce_rmsnorm.out, reduction, {**keywords, **outs})
     torch.library.opcheck(torch.ops.stoker.moe_finalize.default, positional[:3], dict(shared=inputs["shared"]))
     torch.library.opcheck(torch.ops.stoker.moe_finalize.out, positional[:3], dict(out=outs["norm_out"]))
 

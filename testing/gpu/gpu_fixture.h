@@ -65,6 +65,17 @@ inline absl::Status LaunchAll(StreamWorld& world, const moe::Shape& shape,
   return absl::OkStatus();
 }
 
+inline absl::Status LaunchReductions(StreamWorld& world, const moe::Shape& shape,
+                                     const std::vector<DeviceInputs>& device,
+                                     const moe::LaunchOptions& options) {
+  for (int rank = 0; rank < world.world(); ++rank) {
+    STOKER_RETURN_IF_ERROR(
+        moe::MoeReduceAllReduceRmsNorm(world.communicator(rank), shape, device[rank].reduction(),
+                                       device[rank].norm(), options, world.stream(rank)));
+  }
+  return absl::OkStatus();
+}
+
 // Empty if every rank has exactly the expected bits.
 inline std::string Differences(const moe::Shape& shape, const moe::NormResult& expected,
                                const std::vector<DeviceInputs>& device) {

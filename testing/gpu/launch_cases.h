@@ -1,5 +1,5 @@
 // The launches that every GPU world must get right: an all-pairs cover of everything that a launch
-// of the fused finalize can have.
+// of the fused finalize can have; the reduction is launched with the same inputs.
 #pragma once
 
 #include <cstdint>

@@ -112,7 +112,8 @@ absl::Status CompareAll(comm::RankExchange& exchange, const moe::Shape& shape,
   return exchange.AllSucceeded("comparison", mine, absl::Seconds(60));
 }
 
-// One case of the matrix on this rank, and the plain all-reduce of the same shape.
+// One case of the matrix on this rank, and where it is not captured the reduction and the plain
+// all-reduce of the same shape.
 absl::Status RunCase(comm::CudaCommunicator& communicator, comm::RankExchange& exchange,
                      const LaunchCase& c, cudaStream_t stream) {
   const moe::Shape& shape = c.inputs.shape;
@@ -133,6 +134,13 @@ absl::Status RunCase(comm::CudaCommunicator& communicator, comm::RankExchange& e
   if (!c.graph) {
     STOKER_RETURN_IF_ERROR(finalize());
     STOKER_RETURN_IF_ERROR(finish(c.inputs));
+    STOKER_RETURN_IF_ERROR(device.Poison(stream));
+    STOKER_RETURN_IF_ERROR(moe::MoeReduceAllReduceRmsNorm(communicator, shape, device.reduction(),
+                                                          device.norm(), c.launch, stream));
+    STOKER_CUDA(cudaStreamSynchronize(stream));
+    STOKER_RETURN_IF_ERROR(CompareAll(exchange, shape, device, [&] {
+      return ExpectedOfReduction(shape, MakeAllInputs(c.inputs, exchange.world()));
+    }));
     STOKER_RETURN_IF_ERROR(device.Poison(stream));
     STOKER_RETURN_IF_ERROR(moe::AllReduceRmsNorm(communicator, shape, device.finalize().rows,
                                                  device.norm(), c.launch, stream));

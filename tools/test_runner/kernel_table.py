@@ -10,12 +10,13 @@ import json
 import pathlib
 import re
 
-OBJECT_PATH = "moe/_objs/kernels/kernels.cu.o"
-# As tools/bazel/cuda.bzl announces it.
-OBJECT_ACTION = f"Compiling {OBJECT_PATH} with nvcc"
+# The source files of the table (moe/kernels.inc).
+PARTS = ("kernels", "reduction_kernels")
+# As tools/bazel/cuda.bzl announces their objects.
+OBJECT_ACTIONS = [f"Compiling moe/_objs/kernel_objects/{part}.cu.o with nvcc" for part in PARTS]
 # What Bazel names the span in which it runs an action's own process.
 PROCESS = "subprocess.run"
-PTX_PATH = "bazel-bin/moe/kernels.sm_90.ptx"
+PTX_PATHS = [f"bazel-bin/moe/{part}.sm_90.ptx" for part in PARTS]
 ENTRY = re.compile(r"^\.visible \.entry ", re.MULTILINE)
 MOST_KERNELS = 300
 MOST_SECONDS = 8 * 60
@@ -33,8 +34,9 @@ def read_profile(path: pathlib.Path) -> dict:
 
 
 def read_ptx(root: pathlib.Path) -> str:
-    path = root / PTX_PATH
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    """Of all parts; nothing if one is missing."""
+    paths = [root / path for path in PTX_PATHS]
+    return "".join(path.read_text(encoding="utf-8") for path in paths) if all(p.is_file() for p in paths) else ""
 
 
 def _within(inner: dict, outer: dict) -> bool:
@@ -43,12 +45,14 @@ def _within(inner: dict, outer: dict) -> bool:
 
 
 def nvcc_seconds(profile: dict) -> float | None:
-    """None if nvcc did not run in that build: the object was there or came from a cache."""
+    """Of all parts that were compiled. None if nvcc ran for none: the objects were there or came from a cache."""
     spans = [e for e in profile["traceEvents"] if "dur" in e and "ts" in e]
-    actions = [e for e in spans if e.get("name") == OBJECT_ACTION]
     processes = [e for e in spans if e.get("name") == PROCESS]
-    times = [p["dur"] / 1e6 for p in processes if any(_within(p, a) for a in actions)]
-    return max(times) if times else None
+    times = []
+    for action in (e for e in spans if e.get("name") in OBJECT_ACTIONS):
+        inside = [p["dur"] / 1e6 for p in processes if _within(p, action)]
+        times += [max(inside)] if inside else []
+    return sum(times) if times else None
 
 
 def summarize(profile: dict, ptx: str) -> Summary:
@@ -56,7 +60,7 @@ def summarize(profile: dict, ptx: str) -> Summary:
     seconds = nvcc_seconds(profile)
     breaches = []
     if kernels == 0:
-        breaches.append(f"no kernel found in {PTX_PATH}")
+        breaches.append(f"no kernel found in {' and '.join(PTX_PATHS)}")
     if kernels > MOST_KERNELS:
         breaches.append(f"{kernels} kernels are shipped; at most {MOST_KERNELS} may be")
     if seconds is None:

@@ -18,18 +18,24 @@ def profile(*spans):
 
 class Summarize(unittest.TestCase):
     def test_the_time_is_that_of_the_process_inside_the_objects_action(self):
-        built = profile(span(kernel_table.OBJECT_ACTION, 10, 14), span("subprocess.run", 10.1, 13.5),
+        built = profile(span(kernel_table.OBJECT_ACTIONS[0], 10, 14), span("subprocess.run", 10.1, 13.5),
                         span("subprocess.run", 30, 99), span("subprocess.run", 10.1, 13.8, thread=2))
         summary = kernel_table.summarize(built, TWO_KERNELS)
         self.assertIn("2 of at most 300 kernels; nvcc 13.5 s of 480 s", summary.line)
         self.assertEqual(summary.breaches, [])
+
+    def test_the_times_of_the_parts_add_up(self):
+        first, second = kernel_table.OBJECT_ACTIONS
+        built = profile(span(first, 10, 14), span("subprocess.run", 10.1, 13.5), span(second, 10, 9, thread=2),
+                        span("subprocess.run", 10.1, 8.5, thread=2))
+        self.assertIn("nvcc 22.0 s of 480 s", kernel_table.summarize(built, TWO_KERNELS).line)
 
     def test_the_rule_announces_the_object_by_its_path(self):
         rule = pathlib.Path(__file__).parents[1] / "bazel/cuda.bzl"
         self.assertIn('progress_message = "Compiling %s with nvcc" % output.short_path', rule.read_text())
 
     def test_an_object_from_the_cache_gives_no_time(self):
-        cached = profile(span(kernel_table.OBJECT_ACTION, 10, 0.1), span("check cache hit", 10, 0.05))
+        cached = profile(span(kernel_table.OBJECT_ACTIONS[0], 10, 0.1), span("check cache hit", 10, 0.05))
         self.assertIn("nvcc did not run", kernel_table.summarize(cached, TWO_KERNELS).line)
 
     def test_the_ptx_of_the_table_is_not_its_object(self):
@@ -37,7 +43,7 @@ class Summarize(unittest.TestCase):
         self.assertIsNone(kernel_table.nvcc_seconds(other))
 
     def test_each_limit_is_a_breach(self):
-        slow = profile(span(kernel_table.OBJECT_ACTION, 0, 500), span("subprocess.run", 1, 481))
+        slow = profile(span(kernel_table.OBJECT_ACTIONS[0], 0, 500), span("subprocess.run", 1, 481))
         many = "".join(f".visible .entry k{i}(\n)\n" for i in range(301))
         breaches = kernel_table.summarize(slow, many).breaches
         self.assertEqual(len(breaches), 2)
@@ -45,7 +51,7 @@ class Summarize(unittest.TestCase):
         self.assertIn("481 s", breaches[1])
 
     def test_a_table_at_its_limits_is_none(self):
-        at_limit = profile(span(kernel_table.OBJECT_ACTION, 0, 500), span("subprocess.run", 1, 480))
+        at_limit = profile(span(kernel_table.OBJECT_ACTIONS[0], 0, 500), span("subprocess.run", 1, 480))
         many = "".join(f".visible .entry k{i}(\n)\n" for i in range(300))
         self.assertEqual(kernel_table.summarize(at_limit, many).breaches, [])
 

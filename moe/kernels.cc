@@ -1,0 +1,25 @@
+#include "moe/kernels.h"
+
+#include "moe/kernel_table.h"
+
+namespace stoker::moe {
+
+const void* FindKernel(const KernelKey& key) {
+  const KernelRow* best = nullptr;
+  for (const auto rows : {FinalizeAndPlainKernels(), ReductionKernels()}) {
+    for (const KernelRow& row : rows) {
+      if (row.op == key.op && row.protocol == key.protocol && row.wire_type == key.wire_type &&
+          row.vectors == key.vectors && row.ranks >= key.ranks &&
+          (best == nullptr || row.ranks < best->ranks)) {
+        best = &row;
+      }
+    }
+  }
+  return best == nullptr ? nullptr : best->kernel;
+}
+
+int KernelCount() {
+  return static_cast<int>(FinalizeAndPlainKernels().size() + ReductionKernels().size());
+}
+
+}  // namespace stoker::moe

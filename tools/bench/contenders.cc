@@ -1,7 +1,9 @@
 #include "tools/bench/contenders.h"
 
+#include <algorithm>
 #include <memory>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "moe/fused_cuda.h"
@@ -13,89 +15,145 @@
 namespace stoker::bench {
 namespace {
 
-Contender Fused(const std::string& name, const moe::LaunchOptions& launch, const moe::Shape& shape,
-                testing::StreamWorld& world) {
-  return {name, moe::ShapeOf(world.communicator(0), shape, launch).ToString(),
-          [&world, shape, launch](int rank, const moe::FinalizeArguments& finalize,
-                                  const moe::NormArguments& norm, cudaStream_t stream) {
-            return moe::MoeFinalizeAllReduceRmsNorm(world.communicator(rank), shape, finalize, norm,
-                                                    launch, stream);
-          },
-          true};
+Way WayOf(comm::Protocol protocol) {
+  return protocol == comm::Protocol::kOneShot ? Way::kOneShot : Way::kTwoShot;
 }
 
-Contender Unfused(const moe::LaunchOptions& launch, const moe::Shape& shape,
-                  testing::StreamWorld& world) {
-  auto partials = std::make_shared<LocalFinalize>(world.world(), shape);
-  return {"unfused", moe::ShapeOf(world.communicator(0), shape, launch).ToString(),
-          [&world, shape, launch, partials](int rank, const moe::FinalizeArguments& finalize,
-                                            const moe::NormArguments& norm, cudaStream_t stream) {
-            STOKER_RETURN_IF_ERROR(
-                partials->Launch(rank, finalize, launch.programmatic_launch, stream));
-            return moe::AllReduceRmsNorm(world.communicator(rank), shape, partials->output(rank),
-                                         norm, launch, stream);
-          },
-          true};
-}
+// Makes Stoker's own contenders for one cell.
+class Maker {
+ public:
+  Maker(const moe::Shape& shape, int top_k, testing::StreamWorld& world)
+      : shape_(shape), top_k_(top_k), world_(world) {}
+
+  comm::Protocol ProtocolOf(const moe::LaunchOptions& launch) const {
+    return moe::ProtocolOf(world_.communicator(0), shape_, launch);
+  }
+  comm::LaunchShape ShapeOf(const moe::LaunchOptions& launch) const {
+    return moe::ShapeOf(world_.communicator(0), shape_, launch);
+  }
+
+  Contender Fused(const std::string& name, const moe::LaunchOptions& launch) const {
+    Contender contender;
+    contender.name = name;
+    contender.launch_shape = ShapeOf(launch).ToString();
+    contender.bytes = LeastBytes(WayOf(ProtocolOf(launch)), world_.world(), shape_, top_k_);
+    contender.own = true;
+    contender.launch = [&world = world_, shape = shape_, launch](
+                           int rank, const moe::FinalizeArguments& finalize,
+                           const moe::NormArguments& norm, cudaStream_t stream) {
+      return moe::MoeFinalizeAllReduceRmsNorm(world.communicator(rank), shape, finalize, norm,
+                                              launch, stream);
+    };
+    return contender;
+  }
+
+  Contender Fp32Residual(const moe::LaunchOptions& launch) const {
+    Contender contender = Fused("stoker, fp32 residual", launch);
+    contender.timed = false;
+    contender.launch = [fused = contender.launch](int rank, const moe::FinalizeArguments& finalize,
+                                                  const moe::NormArguments& norm,
+                                                  cudaStream_t stream) {
+      moe::NormArguments unrounded = norm;
+      unrounded.mode = comm::Mode::kFp32Residual;
+      return fused(rank, finalize, unrounded, stream);
+    };
+    return contender;
+  }
+
+  Contender Unfused(const moe::LaunchOptions& launch) const {
+    auto partials = std::make_shared<LocalFinalize>(world_.world(), shape_);
+    Contender contender = Fused("unfused", launch);
+    const bool one_shot = ProtocolOf(launch) == comm::Protocol::kOneShot;
+    contender.bytes = LeastBytes(one_shot ? Way::kUnfusedOneShot : Way::kUnfusedTwoShot,
+                                 world_.world(), shape_, top_k_);
+    contender.launch = [&world = world_, shape = shape_, launch, partials](
+                           int rank, const moe::FinalizeArguments& finalize,
+                           const moe::NormArguments& norm, cudaStream_t stream) {
+      STOKER_RETURN_IF_ERROR(partials->Launch(rank, finalize, launch.programmatic_launch, stream));
+      return moe::AllReduceRmsNorm(world.communicator(rank), shape, partials->output(rank), norm,
+                                   launch, stream);
+    };
+    return contender;
+  }
+
+ private:
+  moe::Shape shape_;
+  int top_k_;
+  testing::StreamWorld& world_;
+};
 
 }  // namespace
 
+bool ContenderOptions::Wants(const std::string& name) const {
+  return against.empty() || std::any_of(against.begin(), against.end(), [&](const auto& word) {
+           return absl::StartsWith(name, word);
+         });
+}
+
 std::vector<Contender> OwnContenders(const ContenderOptions& options, const moe::Shape& shape,
-                                     testing::StreamWorld& world) {
+                                     int top_k, testing::StreamWorld& world) {
   moe::LaunchOptions launch;
   launch.programmatic_launch = options.programmatic;
   launch.early_trigger = options.early_trigger;
-  std::vector<Contender> contenders = {Fused("stoker", launch, shape, world)};
+  const Maker maker(shape, top_k, world);
+  const comm::Protocol protocol = maker.ProtocolOf(launch);
+  const int vectors = maker.ShapeOf(launch).vectors;
+  const bool bf16 = shape.wire_type == comm::WireType::kBf16;
+
+  std::vector<Contender> contenders = {maker.Fused("stoker", launch)};
   for (const comm::LaunchShape& choice : options.shapes) {
     moe::LaunchOptions chosen = launch;
     chosen.shape = &choice;
-    contenders.push_back(Fused("stoker " + choice.ToString(), chosen, shape, world));
+    contenders.push_back(maker.Fused("stoker " + choice.ToString(), chosen));
   }
-  if (shape.wire_type == comm::WireType::kBf16 && world.world() <= 4 &&
-      moe::ShapeOf(world.communicator(0), shape, launch).vectors == 1) {
+  if (options.Wants("hand-written") && bf16 && world.world() <= 4 && vectors == 1) {
     moe::LaunchOptions by_hand = launch;
     by_hand.kernel = HandWrittenFinalizeKernel();
-    contenders.push_back(Fused("hand-written", by_hand, shape, world));
+    // It has the one-shot exchange only, whatever the policy says.
+    by_hand.protocol = comm::Protocol::kOneShot;
+    contenders.push_back(maker.Fused("hand-written", by_hand));
   }
-  const void* unguarded =
-      UnguardedFinalizeKernel(moe::ProtocolOf(world.communicator(0), shape, launch), world.world(),
-                              moe::ShapeOf(world.communicator(0), shape, launch).vectors);
-  if (unguarded != nullptr && shape.wire_type == comm::WireType::kBf16 && !options.early_trigger) {
+  const void* unguarded = UnguardedFinalizeKernel(protocol, world.world(), vectors);
+  if (options.Wants("unguarded") && unguarded != nullptr && bf16 && !options.early_trigger) {
     moe::LaunchOptions without = launch;
     without.kernel = unguarded;
-    contenders.push_back(Fused("unguarded", without, shape, world));
+    contenders.push_back(maker.Fused("unguarded", without));
   }
   if (options.programmatic && !options.early_trigger) {
     moe::LaunchOptions early = launch;
     early.early_trigger = true;
-    contenders.push_back(Fused("stoker, early trigger", early, shape, world));
+    contenders.push_back(maker.Fused("stoker, early trigger", early));
   }
   if (world.world() > 2) {
     moe::LaunchOptions other = launch;
     other.protocol =
-        moe::ProtocolOf(world.communicator(0), shape, launch) == comm::Protocol::kOneShot
-            ? comm::Protocol::kTwoShot
-            : comm::Protocol::kOneShot;
+        protocol == comm::Protocol::kOneShot ? comm::Protocol::kTwoShot : comm::Protocol::kOneShot;
     contenders.push_back(
-        Fused(absl::StrCat("stoker, ", comm::ProtocolName(*other.protocol)), other, shape, world));
+        maker.Fused(absl::StrCat("stoker, ", comm::ProtocolName(*other.protocol)), other));
   }
-  contenders.push_back(Unfused(launch, shape, world));
-  contenders.push_back(Fused("stoker again", launch, shape, world));
+  contenders.push_back(maker.Fp32Residual(launch));
+  if (options.Wants("unfused")) contenders.push_back(maker.Unfused(launch));
+  contenders.push_back(maker.Fused("stoker again", launch));
   return contenders;
 }
 
 Peer Pr6631Peer() {
-  return {
-      "pr6631",
-      [](int world, const moe::Shape& shape, bool programmatic) -> absl::StatusOr<ContenderLaunch> {
-        STOKER_ASSIGN_OR_RETURN(std::shared_ptr<Pr6631Finalize> peer,
-                                Pr6631Finalize::Create(world, shape));
-        return ContenderLaunch(
-            [peer, programmatic](int rank, const moe::FinalizeArguments& finalize,
-                                 const moe::NormArguments& norm, cudaStream_t stream) {
-              return peer->Launch(rank, finalize, norm, programmatic, stream);
-            });
-      }};
+  return {"pr6631", Way::kLamport,
+          [](int world, const moe::Shape& shape,
+             bool programmatic) -> absl::StatusOr<std::vector<PeerLaunch>> {
+            STOKER_ASSIGN_OR_RETURN(std::shared_ptr<Pr6631Finalize> peer,
+                                    Pr6631Finalize::Create(world, shape));
+            std::vector<PeerLaunch> launches;
+            for (const Pr6631Finalize::Shape& how : peer->Shapes()) {
+              launches.push_back(
+                  {how.ToString(),
+                   [peer, how, programmatic](int rank, const moe::FinalizeArguments& finalize,
+                                             const moe::NormArguments& norm, cudaStream_t stream) {
+                     return peer->Launch(rank, how, finalize, norm, programmatic, stream);
+                   }});
+            }
+            return launches;
+          }};
 }
 
 }  // namespace stoker::bench

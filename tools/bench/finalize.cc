@@ -3,10 +3,14 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
+#include <iterator>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -21,7 +25,7 @@
 namespace stoker::bench {
 namespace {
 
-constexpr absl::Duration kReplayTimeout = absl::Seconds(2);
+constexpr absl::Duration kReplayTimeout = absl::Seconds(1);
 constexpr absl::Duration kGroupTimeout = absl::Seconds(1);
 constexpr int kTrialReplays = 3;
 
@@ -34,10 +38,16 @@ struct CellData {
 // A contender that passed its trial.
 struct Entry {
   Contender contender;
-  RowErrors errors;
+  std::optional<RowErrors> errors;
   LaunchTimer timer;
+  double trial_us;  // the fastest replay of the trial
   std::vector<double> times_us;
 };
+
+// What a restart of the cell leaves out: one launch shape of a contender.
+std::string Key(const Contender& contender) {
+  return absl::StrCat(contender.name, " ", contender.launch_shape);
+}
 
 absl::StatusOr<CellData> MakeData(const FinalizeBenchOptions& options, const Cell& cell) {
   testing::InputOptions input;
@@ -61,7 +71,8 @@ absl::StatusOr<CellData> MakeData(const FinalizeBenchOptions& options, const Cel
   return data;
 }
 
-// Launches once on poisoned outputs, and gives rank 0's; DataLoss if another rank has other bits.
+// Launches once on poisoned outputs, and gives rank 0's; DataLoss if another rank has other bits
+// and the contender leaves any that mean something.
 absl::StatusOr<moe::NormResult> RunOnce(testing::StreamWorld& world, CellData& data,
                                         const Contender& contender) {
   for (int rank = 0; rank < world.world(); ++rank) {
@@ -74,7 +85,7 @@ absl::StatusOr<moe::NormResult> RunOnce(testing::StreamWorld& world, CellData& d
   }
   STOKER_RETURN_IF_ERROR(world.Synchronize(kReplayTimeout));
   STOKER_ASSIGN_OR_RETURN(moe::NormResult first, data.device[0].Download());
-  for (int rank = 1; rank < world.world(); ++rank) {
+  for (int rank = 1; contender.outputs && rank < world.world(); ++rank) {
     STOKER_ASSIGN_OR_RETURN(const moe::NormResult other, data.device[rank].Download());
     if (other.residual_out != first.residual_out || other.norm_out != first.norm_out) {
       return absl::DataLossError(absl::StrCat("rank ", rank, " has other bits than rank 0"));
@@ -89,16 +100,21 @@ absl::StatusOr<Entry> Trial(const FinalizeBenchOptions& options, testing::Stream
   STOKER_ASSIGN_OR_RETURN(const moe::NormResult result, RunOnce(world, data, contender));
   std::vector<cudaStream_t> streams;
   for (int rank = 0; rank < world.world(); ++rank) streams.push_back(world.stream(rank));
+  const int launches = contender.launches > 0 ? contender.launches : options.launches;
   STOKER_ASSIGN_OR_RETURN(
       LaunchTimer timer,
-      LaunchTimer::Capture(streams, options.launches, [&](int rank, cudaStream_t stream) {
+      LaunchTimer::Capture(streams, launches, [&](int rank, cudaStream_t stream) {
         return contender.launch(rank, data.device[rank].finalize(), data.device[rank].norm(),
                                 stream);
       }));
+  double fastest = 0.0;
   for (int i = 0; i < kTrialReplays; ++i) {
-    STOKER_RETURN_IF_ERROR(timer.Replay(kReplayTimeout).status());
+    STOKER_ASSIGN_OR_RETURN(const double time, timer.Replay(kReplayTimeout));
+    if (i == 0 || time < fastest) fastest = time;
   }
-  return Entry{contender, ErrorsOf(cell, data.exact, result), std::move(timer), {}};
+  std::optional<RowErrors> errors;
+  if (contender.outputs) errors = ErrorsOf(cell, data.exact, result);
+  return Entry{contender, errors, std::move(timer), fastest, {}};
 }
 
 // What the ranks report once the group's own deadline has passed.
@@ -127,24 +143,60 @@ absl::Status Replay(const FinalizeBenchOptions& options, const Cell& cell, Entry
   return status;
 }
 
-// Own contenders and the peers that have not been seen to fail in this cell.
-std::vector<Contender> MakeContenders(const FinalizeBenchOptions& options,
-                                      const std::vector<Peer>& peers, const Cell& cell,
-                                      testing::StreamWorld& world, CellRun& run) {
-  std::vector<Contender> contenders = OwnContenders(options.contenders, cell.shape, world);
-  std::vector<Contender> others;
+// Own contenders, what bounds them, and the peers that have not been seen to fail in this cell.
+absl::StatusOr<std::vector<Contender>> MakeContenders(const FinalizeBenchOptions& options,
+                                                      const std::vector<Peer>& peers,
+                                                      const Cell& cell, testing::StreamWorld& world,
+                                                      CellRun& run) {
+  std::vector<Contender> contenders =
+      OwnContenders(options.contenders, cell.shape, options.top_k, world);
+  STOKER_ASSIGN_OR_RETURN(std::vector<Contender> others,
+                          BoundContenders(options.contenders, cell.shape, options.top_k, world));
   for (const Peer& peer : peers) {
-    if (run.Failed(peer.name)) continue;
-    auto launch = peer.make(cell.world, cell.shape, options.contenders.programmatic);
-    if (!launch.ok()) {
-      run.ReportFailure(peer.name, launch.status());
+    if (!options.contenders.Wants(peer.name) || run.Failed(peer.name)) continue;
+    auto launches = peer.make(cell.world, cell.shape, options.contenders.programmatic);
+    if (!launches.ok()) {
+      run.ReportFailure(peer.name, launches.status());
       continue;
     }
-    others.push_back({peer.name, "its own", std::move(*launch)});
+    for (PeerLaunch& launch : *launches) {
+      Contender contender;
+      contender.name = peer.name;
+      contender.launch_shape = launch.launch_shape;
+      contender.launch = std::move(launch.launch);
+      contender.bytes = LeastBytes(peer.way, cell.world, cell.shape, options.top_k);
+      if (!run.Failed(Key(contender))) others.push_back(std::move(contender));
+    }
   }
   // Between Stoker and its twin.
-  contenders.insert(contenders.end() - 1, others.begin(), others.end());
+  contenders.insert(contenders.end() - 1, std::make_move_iterator(others.begin()),
+                    std::make_move_iterator(others.end()));
   return contenders;
+}
+
+// The time that this cell cannot beat: the launch without data, and its bytes at the rate at which
+// the same accesses run without waiting, by the exchange for which that takes less.
+std::optional<double> BoundUs(const std::vector<Entry>& entries) {
+  std::optional<double> floor, data;
+  double bytes[2] = {}, rate[2] = {};
+  for (const Entry& entry : entries) {
+    const Contender& contender = entry.contender;
+    if (entry.times_us.empty()) continue;
+    const double median = Summarize(entry.times_us).median_us;
+    const bool two_shot = absl::StrContains(contender.name, "two-shot");
+    if (contender.name == "floor") floor = median;
+    if (absl::StartsWith(contender.name, "traffic")) {
+      rate[two_shot] = static_cast<double>(contender.bytes) / median;
+      bytes[two_shot] = static_cast<double>(contender.bytes) / contender.repeats;
+    }
+  }
+  for (int way = 0; way < 2; ++way) {
+    if (rate[way] == 0.0) continue;
+    const double time = bytes[way] / rate[way];
+    if (!data.has_value() || time < *data) data = time;
+  }
+  if (!floor.has_value() || !data.has_value()) return std::nullopt;
+  return *floor + *data;
 }
 
 // In the child process. Returns an error only for Stoker's own contenders; a peer that fails is
@@ -166,24 +218,37 @@ absl::Status RunCell(const FinalizeBenchOptions& options, const std::vector<Peer
                           absl::StrCat(contender.name, ": ", status.message(), Reports(*world)));
     }
     rows.WriteFailure(cell, options, contender, status);
-    run.ReportFailure(contender.name, status);
+    run.ReportFailure(Key(contender), status);
+    // Its launches may still be on the GPU, unless it only got other bits on other ranks.
     if (!absl::IsDataLoss(status)) run.StartAgain();
     return absl::OkStatus();
   };
+  STOKER_ASSIGN_OR_RETURN(const std::vector<Contender> contenders,
+                          MakeContenders(options, peers, cell, *world, run));
   std::vector<Entry> entries;
-  for (const Contender& contender : MakeContenders(options, peers, cell, *world, run)) {
+  for (const Contender& contender : contenders) {
     auto entry = Trial(options, *world, data, cell, contender);
     STOKER_RETURN_IF_ERROR(judge(contender, entry.status()));
-    if (entry.ok()) entries.push_back(std::move(*entry));
+    if (!entry.ok()) continue;
+    if (entries.empty() || entries.back().contender.name != contender.name) {
+      entries.push_back(std::move(*entry));
+    } else if (entry->trial_us < entries.back().trial_us) {
+      entries.pop_back();
+      entries.push_back(std::move(*entry));
+    }
   }
   for (int round = -1; round < options.rounds; ++round) {
     for (size_t i = 0; i < entries.size(); ++i) {
       Entry& entry = entries[round % 2 == 0 ? i : entries.size() - 1 - i];
+      if (!entry.contender.timed) continue;
       STOKER_RETURN_IF_ERROR(judge(entry.contender, Replay(options, cell, entry, round < 0)));
     }
   }
+  const std::optional<double> bound = BoundUs(entries);
   for (const Entry& entry : entries) {
-    rows.Write(cell, options, entry.contender, Summarize(entry.times_us), entry.errors);
+    std::optional<Timing> timing;
+    if (entry.contender.timed) timing = Summarize(entry.times_us);
+    rows.Write(cell, options, entry.contender, timing, entry.errors, bound);
   }
   return absl::OkStatus();
 }
@@ -191,11 +256,22 @@ absl::Status RunCell(const FinalizeBenchOptions& options, const std::vector<Peer
 }  // namespace
 
 absl::Status BenchFinalize(const FinalizeBenchOptions& options, const std::vector<Peer>& peers) {
+  std::set<std::string> done;
+  if (options.resume) {
+    STOKER_ASSIGN_OR_RETURN(done, FinishedCells(options.out));
+  }
+  const size_t cells = options.worlds.size() * options.hidden.size() * options.tokens.size();
+  size_t number = 0;
+  const absl::Time start = absl::Now();
   absl::Status result;
   for (int world : options.worlds) {
     for (int hidden : options.hidden) {
       for (int tokens : options.tokens) {
         const Cell cell{world, {tokens, hidden, options.type}};
+        absl::FPrintF(stderr, "cell %d of %d: world %d, hidden %d, tokens %d; %.0f s so far\n",
+                      ++number, cells, world, hidden, tokens,
+                      absl::ToDoubleSeconds(absl::Now() - start));
+        if (done.count(CellKey("streams", cell)) > 0) continue;
         result.Update(RunInChild(
             absl::StrFormat("the cell world %d, hidden %d, tokens %d", world, hidden, tokens),
             [&](CellRun& run) { return RunCell(options, peers, cell, run); }));

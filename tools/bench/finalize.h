@@ -4,7 +4,8 @@
 // cell all contenders get the same inputs, are checked once, and are then replayed in turns,
 // forwards and backwards alternately, so that a drift of the clocks reaches all alike. Stoker takes
 // part twice: a difference below that A/A pair's is none. A peer that hangs costs its row: the cell
-// is run again without it.
+// is run again without it. What bounds the cell is measured in the same turns: the launch without
+// data, and the same accesses without waiting.
 #pragma once
 
 #include <string>
@@ -26,8 +27,9 @@ struct FinalizeBenchOptions {
   int rounds = 12;
   int replays_per_round = 5;
   ContenderOptions contenders;
-  std::string out;  // JSON lines are appended here
-  std::string run;  // names the run in every row
+  std::string out;      // JSON lines are appended here
+  bool resume = false;  // leave out the cells that `out` holds to their end
+  std::string run;      // names the run in every row
   std::string commit;
 };
 

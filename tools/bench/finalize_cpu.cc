@@ -76,8 +76,11 @@ absl::Status RunCell(const FinalizeBenchOptions& options, const Cell& cell, RowW
   }
   const RowErrors errors = ErrorsOf(cell, exact, results[0].outputs);
   for (int contender = 0; contender < 2; ++contender) {
-    rows.Write(cell, options, {kNames[contender], "one thread a rank", nullptr, true},
-               Summarize(results[0].times_us[contender]), errors);
+    Contender row;
+    row.name = kNames[contender];
+    row.launch_shape = "one thread a rank";
+    row.bytes = LeastBytes(Way::kOneShot, cell.world, cell.shape, options.top_k);
+    rows.Write(cell, options, row, Summarize(results[0].times_us[contender]), errors, std::nullopt);
   }
   return absl::OkStatus();
 }

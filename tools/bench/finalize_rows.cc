@@ -47,6 +47,29 @@ absl::StatusOr<RowContext> GpuContext(const FinalizeBenchOptions& options) {
   return RowContext{"streams", properties.name, driver, options.run, options.commit};
 }
 
+std::string CellKey(const std::string& placement, const Cell& cell) {
+  return absl::StrCat(placement, " world ", cell.world, " hidden ", cell.shape.hidden, " tokens ",
+                      cell.shape.tokens);
+}
+
+absl::StatusOr<std::set<std::string>> FinishedCells(const std::string& path) {
+  std::set<std::string> keys;
+  std::ifstream file(path);
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    const json row = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!row.is_object() || !row.contains("kernel")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ":", number, ": not a row of a benchmark; cannot go on with it"));
+    }
+    // The last row that a cell writes.
+    if (row["kernel"] != "stoker again") continue;
+    const Cell cell{row.value("world", 0), {row.value("tokens", 0), row.value("hidden", 0)}};
+    keys.insert(CellKey(row.value("placement", ""), cell));
+  }
+  return keys;
+}
+
 absl::StatusOr<RowWriter> RowWriter::Open(const std::string& path, const RowContext& context) {
   RowWriter rows;
   rows.context_ = context;
@@ -79,23 +102,41 @@ nlohmann::json RowWriter::Fields(const Cell& cell, const FinalizeBenchOptions& o
 }
 
 void RowWriter::Write(const Cell& cell, const FinalizeBenchOptions& options,
-                      const Contender& contender, const Timing& timing, const RowErrors& errors) {
+                      const Contender& contender, const std::optional<Timing>& timing,
+                      const std::optional<RowErrors>& errors, std::optional<double> bound_us) {
   json line = Fields(cell, options, contender);
-  line["us_min"] = timing.min_us;
-  line["us_median"] = timing.median_us;
-  line["us_p90"] = timing.p90_us;
-  line["err_residual_mean"] = errors.residual_mean;
-  line["err_residual_max"] = errors.residual_max;
-  line["err_norm_mean"] = errors.norm_mean;
-  line["err_norm_max"] = errors.norm_max;
-  line["err_floor"] = errors.floor;
+  std::string text = absl::StrFormat("%-34s world %d  hidden %5d  tokens %4d", contender.name,
+                                     cell.world, cell.shape.hidden, cell.shape.tokens);
+  if (timing.has_value()) {
+    line["us_min"] = timing->min_us;
+    line["us_median"] = timing->median_us;
+    line["us_p90"] = timing->p90_us;
+    absl::StrAppendFormat(&text, "  %8.2f us (min %.2f, p90 %.2f)", timing->median_us,
+                          timing->min_us, timing->p90_us);
+  }
+  if (bound_us.has_value()) {
+    line["bound_us"] = *bound_us;
+    absl::StrAppendFormat(&text, "  bound %.2f", *bound_us);
+  }
+  if (contender.bytes > 0) {
+    line["bytes"] = contender.bytes;
+    if (timing.has_value()) {
+      const double rate = static_cast<double>(contender.bytes) / timing->median_us;
+      line["bytes_per_us"] = rate;
+      absl::StrAppendFormat(&text, "  %.0f GB/s", rate / 1000.0);
+    }
+  }
+  if (errors.has_value()) {
+    line["err_residual_mean"] = errors->residual_mean;
+    line["err_residual_max"] = errors->residual_max;
+    line["err_norm_mean"] = errors->norm_mean;
+    line["err_norm_max"] = errors->norm_max;
+    line["err_floor"] = errors->floor;
+    absl::StrAppendFormat(&text, "  err %.2e (floor %.2e) / %.2e", errors->residual_mean,
+                          errors->floor, errors->norm_mean);
+  }
   if (out_.is_open()) out_ << line.dump() << std::endl;
-  absl::PrintF(
-      "%-34s world %d  hidden %5d  tokens %4d  %8.2f us (min %.2f, p90 %.2f)  err %.2e (floor "
-      "%.2e) / %.2e  %s\n",
-      contender.name, cell.world, cell.shape.hidden, cell.shape.tokens, timing.median_us,
-      timing.min_us, timing.p90_us, errors.residual_mean, errors.floor, errors.norm_mean,
-      contender.launch_shape);
+  absl::PrintF("%s  %s\n", text, contender.launch_shape);
   std::fflush(stdout);
 }
 

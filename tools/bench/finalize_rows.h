@@ -3,6 +3,8 @@
 
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -38,12 +40,20 @@ struct RowContext {
 // Of device 0; Unavailable without a GPU.
 absl::StatusOr<RowContext> GpuContext(const FinalizeBenchOptions& options);
 
+// Names a cell among those of one dtype and top-k.
+std::string CellKey(const std::string& placement, const Cell& cell);
+
+// Keys of the cells whose last row is in the file at `path`; none if there is no such file.
+absl::StatusOr<std::set<std::string>> FinishedCells(const std::string& path);
+
 class RowWriter {
  public:
   // `path` may be empty: then rows are only printed. Rows carry the context and today's date.
   static absl::StatusOr<RowWriter> Open(const std::string& path, const RowContext& context);
+  // Without what was not measured; `bound_us` is the cell's.
   void Write(const Cell& cell, const FinalizeBenchOptions& options, const Contender& contender,
-             const Timing& timing, const RowErrors& errors);
+             const std::optional<Timing>& timing, const std::optional<RowErrors>& errors,
+             std::optional<double> bound_us);
   void WriteFailure(const Cell& cell, const FinalizeBenchOptions& options,
                     const Contender& contender, const absl::Status& status);
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/cuda_status.h"
 #include "comm/wire_type.h"
 #include "tools/bench/pr6631.h"
@@ -232,15 +233,6 @@ const void* KernelFor(int world) {
   }
 }
 
-// The largest cluster with which all tokens are in flight at once on this rank's share of the SMs;
-// one CTA a token where none is.
-int ClusterFor(int warps, int tokens, int sms) {
-  for (int cluster = 8; cluster > 1; cluster /= 2) {
-    if (warps % cluster == 0 && tokens * cluster <= sms) return cluster;
-  }
-  return 1;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Pr6631Finalize>> Pr6631Finalize::Create(int world,
@@ -254,6 +246,9 @@ absl::StatusOr<std::unique_ptr<Pr6631Finalize>> Pr6631Finalize::Create(int world
   auto result = std::unique_ptr<Pr6631Finalize>(new Pr6631Finalize());
   result->world_ = world;
   result->shape_ = shape;
+  int device = 0;
+  STOKER_CUDA(cudaGetDevice(&device));
+  STOKER_CUDA(cudaDeviceGetAttribute(&result->sms_, cudaDevAttrMultiProcessorCount, device));
   const int64_t bytes = int64_t{3} * 2 * world * shape.tokens * shape.hidden;
   const std::vector<uint32_t> empty(static_cast<size_t>(bytes / 4), kEmptyPair);
   for (int rank = 0; rank < world; ++rank) {
@@ -275,7 +270,30 @@ Pr6631Finalize::~Pr6631Finalize() {
   for (void* control : controls_) cudaFree(control);
 }
 
-absl::Status Pr6631Finalize::Launch(int rank, const moe::FinalizeArguments& finalize,
+std::string Pr6631Finalize::Shape::ToString() const {
+  return absl::StrFormat("%d x (%d x %d) x 1", clusters, cluster, threads);
+}
+
+std::vector<Pr6631Finalize::Shape> Pr6631Finalize::Shapes() const {
+  constexpr int kClusterMax = 8;
+  constexpr int kThreadsPerSm = 1024;  // at the 64 registers of its launch bounds
+  const int share = sms_ / world_;
+  const int warps = shape_.hidden / comm::kPacketElements / 32;
+  std::vector<Shape> shapes;
+  for (int cluster = std::min(kClusterMax, warps); cluster >= 1; --cluster) {
+    if (warps % cluster != 0 || cluster > share) continue;
+    const int threads = 32 * warps / cluster;
+    if (threads > kThreadsPerSm) continue;
+    const int per_sm = kThreadsPerSm / threads;
+    shapes.push_back({cluster, threads, std::clamp(share * per_sm / cluster, 1, shape_.tokens)});
+  }
+  std::stable_sort(shapes.begin(), shapes.end(),
+                   [](const Shape& a, const Shape& b) { return a.clusters > b.clusters; });
+  return shapes;
+}
+
+absl::Status Pr6631Finalize::Launch(int rank, const Shape& how,
+                                    const moe::FinalizeArguments& finalize,
                                     const moe::NormArguments& norm, bool programmatic,
                                     cudaStream_t stream) {
   Params params{};
@@ -298,23 +316,14 @@ absl::Status Pr6631Finalize::Launch(int rank, const moe::FinalizeArguments& fina
   params.eps = norm.eps;
   params.weight_bias = norm.weight_bias;
 
-  int device = 0, sms = 0;
-  STOKER_CUDA(cudaGetDevice(&device));
-  STOKER_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
-  const int share = sms / world_;
-  const int warps = params.packets / 32;
-  const int cluster = ClusterFor(warps, shape_.tokens, share);
-  const int threads = 32 * warps / cluster;
-  const int per_sm = std::max(1, 1024 / threads);
-  const int clusters = std::clamp(share * per_sm / cluster, 1, shape_.tokens);
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  attributes[0].val.clusterDim = {static_cast<unsigned>(how.cluster), 1, 1};
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = programmatic ? 1 : 0;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(clusters * cluster);
-  config.blockDim = dim3(threads);
+  config.gridDim = dim3(how.clusters * how.cluster);
+  config.blockDim = dim3(how.threads);
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = 2;

@@ -1,9 +1,11 @@
 #include "tools/stoker/bench_finalize_flags.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 
 #include "absl/flags/flag.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -21,6 +23,10 @@ ABSL_FLAG(std::vector<std::string>, tokens,
 ABSL_FLAG(int, top_k, 8, "routes per token");
 ABSL_FLAG(std::string, dtype, "bf16", "bf16 or fp16");
 ABSL_FLAG(std::string, out, "", "file to append JSON lines to");
+ABSL_FLAG(bool, resume, false, "leave out the cells that --out holds already");
+ABSL_FLAG(std::vector<std::string>, against, {},
+          "contenders beside Stoker: of flashinfer, pr6631, unfused, hand-written, unguarded; all "
+          "if empty");
 ABSL_FLAG(std::string, commit, "", "commit to name in the rows");
 ABSL_FLAG(bool, programmatic, true, "launch with programmatic stream serialization");
 ABSL_FLAG(bool, early_trigger, false, "let the next launch start early");
@@ -44,8 +50,26 @@ absl::StatusOr<std::vector<int>> Numbers(const char* flag, const std::vector<std
   return numbers;
 }
 
+absl::Status CheckAgainst(const std::vector<std::string>& names,
+                          const std::vector<bench::Peer>& peers) {
+  for (const std::string& name : names) {
+    if (name == "unfused" || name == "hand-written" || name == "unguarded") continue;
+    const bool known = std::any_of(peers.begin(), peers.end(), [&](const bench::Peer& peer) {
+      return absl::StartsWith(peer.name, name);
+    });
+    if (known && !name.empty()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--against=", name, ": of flashinfer, pr6631, unfused, hand-written, unguarded; ",
+        "flashinfer only in //tools/bench:finalize_with_peers, which its headers are compiled "
+        "into"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Run(const std::vector<bench::Peer>& peers) {
   bench::FinalizeBenchOptions options;
+  options.contenders.against = absl::GetFlag(FLAGS_against);
+  STOKER_RETURN_IF_ERROR(CheckAgainst(options.contenders.against, peers));
   STOKER_ASSIGN_OR_RETURN(options.worlds,
                           Numbers("world", absl::GetFlag(FLAGS_world), 1, comm::kWorldMax));
   STOKER_ASSIGN_OR_RETURN(options.hidden,
@@ -63,6 +87,7 @@ absl::Status Run(const std::vector<bench::Peer>& peers) {
   options.contenders.programmatic = absl::GetFlag(FLAGS_programmatic);
   options.contenders.early_trigger = absl::GetFlag(FLAGS_early_trigger);
   options.out = absl::GetFlag(FLAGS_out);
+  options.resume = absl::GetFlag(FLAGS_resume);
   options.commit = absl::GetFlag(FLAGS_commit);
   options.run = absl::FormatTime("%Y%m%dT%H%M%S", absl::Now(), absl::UTCTimeZone());
   for (const std::string& text : absl::GetFlag(FLAGS_shapes)) {

@@ -1,0 +1,27 @@
+// The fused one-shot launch cut off behind each of its parts: what one part costs is the difference
+// between two neighbours. All take the parameters of the shipped kernel
+// (moe::LaunchOptions::kernel) and leave a group as they found it, so they run in turns with it.
+#pragma once
+
+namespace stoker::bench {
+
+enum class Stage {
+  kEdge,       // waits for the launch before, lets the next one go
+  kFrame,      // ... epoch, headers to and from the peers, tickets
+  kGather,     // ... indices and weights, then rows, summed
+  kPush,       // ... the row to every peer, as empty words: nobody polls
+  kPoll,       // ... the row itself, and the peers' rows awaited and summed
+  kReduction,  // ... the sum of squares over the row
+  // Everything but data: the frame, one packet to every peer, one from each, the reduction. For a
+  // launch of hidden 8, with the launch shape of the row it stands for.
+  kFloor,
+};
+inline constexpr Stage kStages[] = {Stage::kEdge, Stage::kFrame, Stage::kGather,
+                                    Stage::kPush, Stage::kPoll,  Stage::kReduction};
+
+const char* StageName(Stage stage);
+
+// bf16, one vector a thread; null for more than eight ranks.
+const void* StageKernel(Stage stage, int world);
+
+}  // namespace stoker::bench

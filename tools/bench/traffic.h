@@ -1,0 +1,46 @@
+// The memory accesses of a fused launch without its waiting: the rate at which a rank's share of
+// the GPU can do them, all ranks at once, is what a launch can reach at best.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "comm/protocol.h"
+#include "moe/arguments.h"
+
+namespace stoker::bench {
+
+class Traffic {
+ public:
+  // `passes` times the accesses of one launch in each of its own. Rank r's share of the SMs is
+  // sms / world.
+  static absl::StatusOr<std::unique_ptr<Traffic>> Create(comm::Protocol protocol, int world,
+                                                         const moe::Shape& shape, int passes);
+  ~Traffic();
+
+  // How a rank's threads lie on its share of the SMs: CTAs an SM, threads a CTA.
+  struct Shape {
+    int per_sm, threads;
+    std::string ToString() const;
+  };
+  static std::vector<Shape> Shapes();
+
+  // Asynchronous. Reads the inputs and overwrites the outputs with rubbish.
+  absl::Status Launch(int rank, const Shape& how, const moe::FinalizeArguments& finalize,
+                      const moe::NormArguments& norm, bool programmatic, cudaStream_t stream);
+
+ private:
+  Traffic() = default;
+  comm::Protocol protocol_ = comm::Protocol::kOneShot;
+  int world_ = 0;
+  int passes_ = 1;
+  moe::Shape shape_;
+  std::vector<void*> mailboxes_;
+};
+
+}  // namespace stoker::bench

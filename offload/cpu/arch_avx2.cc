@@ -103,6 +103,12 @@ struct Avx2 {
   static Ints Join(const Ints& coarse, const Ints& fine) {
     return {JoinEight(coarse.low, fine.low), JoinEight(coarse.high, fine.high)};
   }
+  template <Run kRun, int T>
+  static void JoinedDots(const uint8_t* weights, int bytes, const int8_t* const* x, Ints* dots) {
+    Ints planes[2 * T];
+    Dots<kRun, 2 * T>(weights, bytes, x, planes);
+    for (int t = 0; t < T; ++t) dots[t] = Join(planes[t], planes[T + t]);
+  }
 
   static Ints Centre(const Ints& dots, const char* eight_sums) {
     return {_mm256_sub_epi32(dots.low, Load(eight_sums)),

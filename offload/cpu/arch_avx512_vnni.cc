@@ -27,11 +27,15 @@ struct Avx512Vnni {
   // Sums of neighbouring int16.
   static __m512i Neighbours(__m512i a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
 
+  // Lane l of a[p] and b[p], in two parts each: blocks l and 4 + l, 8 + l and 12 + l. A quarter of
+  // a block's dot product is at most 8 * 15 * 128 and a half 2 * 15360 in magnitude: both fit
+  // int16, so that packing saturates nothing.
   template <Run kRun, int P>
-  static void Dots(const uint8_t* weights, int bytes, const int8_t* const* x, Ints* dots) {
+  static void HalfDots(const uint8_t* weights, int bytes, const int8_t* const* x, __m512i* a,
+                       __m512i* b) {
     constexpr int kVectors = kRun == Run::kHalfTail ? 2 : 4;
     const __m512i nibble = _mm512_set1_epi8(15);
-    __m512i quarters[P][kVectors];  // vector j, 128-bit lane l: block 4j + l, in four parts
+    __m512i quarters[P][kVectors];  // vector j, 128-bit lane l: block 4j + l
     for (int j = 0; j < kVectors; ++j) {
       const __m512i w = LoadWeights<kRun>(weights + 64 * j, bytes - 64 * j);
       const __m512i low = _mm512_and_si512(w, nibble);
@@ -39,19 +43,40 @@ struct Avx512Vnni {
       for (int p = 0; p < P; ++p) {
         const __m512i even = _mm512_loadu_si512(x[p] + 128 * j);
         const __m512i odd = _mm512_loadu_si512(x[p] + 128 * j + 64);
-        const __m512i first = _mm512_dpbusd_epi32(_mm512_setzero_si512(), low, even);
-        quarters[p][j] = _mm512_dpbusd_epi32(first, high, odd);
+        const __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), low, even);
+        quarters[p][j] = _mm512_dpbusd_epi32(sum, high, odd);
       }
     }
-    // A part is at most 8 * 15 * 128 and two of them 2 * 15360 in magnitude: both fit int16, so
-    // that packing saturates nothing. Lane l ends as blocks l, 4 + l, 8 + l, 12 + l.
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     for (int p = 0; p < P; ++p) {
       const __m512i* q = quarters[p];
-      const __m512i a = Neighbours(_mm512_packs_epi32(q[0], q[1]));
-      __m512i b = _mm512_setzero_si512();
-      if constexpr (kVectors == 4) b = Neighbours(_mm512_packs_epi32(q[2], q[3]));
-      dots[p] = _mm512_permutexvar_epi32(order, Neighbours(_mm512_packs_epi32(a, b)));
+      a[p] = Neighbours(_mm512_packs_epi32(q[0], q[1]));
+      b[p] = _mm512_setzero_si512();
+      if constexpr (kVectors == 4) b[p] = Neighbours(_mm512_packs_epi32(q[2], q[3]));
+    }
+  }
+
+  // Lane l of what packing leaves: blocks l, 4 + l, 8 + l, 12 + l.
+  static Ints InOrder(__m512i dots) {
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_permutexvar_epi32(order, dots);
+  }
+
+  template <Run kRun, int P>
+  static void Dots(const uint8_t* weights, int bytes, const int8_t* const* x, Ints* dots) {
+    __m512i a[P], b[P];
+    HalfDots<kRun, P>(weights, bytes, x, a, b);
+    for (int p = 0; p < P; ++p) dots[p] = InOrder(Neighbours(_mm512_packs_epi32(a[p], b[p])));
+  }
+
+  template <Run kRun, int T>
+  static void JoinedDots(const uint8_t* weights, int bytes, const int8_t* const* x, Ints* dots) {
+    __m512i a[2 * T], b[2 * T];
+    HalfDots<kRun, 2 * T>(weights, bytes, x, a, b);
+    for (int t = 0; t < T; ++t) {
+      const __m512i coarse =
+          _mm512_madd_epi16(_mm512_packs_epi32(a[t], b[t]), _mm512_set1_epi16(256));
+      dots[t] = InOrder(_mm512_dpwssd_epi32(coarse, _mm512_packs_epi32(a[T + t], b[T + t]),
+                                            _mm512_set1_epi16(1)));
     }
   }
 

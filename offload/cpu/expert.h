@@ -86,6 +86,8 @@ size_t PreparedBytes(int columns, int group);
 // of a step. A non-finite element makes every result of the row NaN. A block whose scale is below
 // 256 times the smallest denormal counts as zeros in FC2.
 void QuantizeRow(const float* row, int columns, int group, char* prepared);
+// The same bytes with SSE2 alone: what CPUs without AVX-512 run, for tests to compare.
+void QuantizeRowSse2(const float* row, int columns, int group, char* prepared);
 
 // Computes rows [begin, end) of the activated intermediate (fc1) or of the result (fc2) for all
 // tokens, in one pass over the weights for up to 4 tokens.

@@ -3,6 +3,7 @@
 //   Dots<kRun, P>(weights, bytes, x[P], out[P]): 16 dot products of 32 unsigned nibbles with 32
 //   values, for P planes of values; a tail has only `bytes` bytes of weights (a multiple of 16,
 //   possibly none), then zeros, and a half tail at most 128;
+//   JoinedDots<kRun, T>: the same of 2 * T planes, out[t] = Join(dot of t, dot of T + t);
 //   Pairs(a, b): sums of neighbours of a, then of b; Join(a, b) = 256 * a + b;
 //   LoadScales; Centre (takes off the zero points); Accumulate; Sum; Prefetch.
 // Included only by the arch_*.cc files, whose Arch has internal linkage (see swiglu.h for why).
@@ -14,8 +15,9 @@
 
 namespace stoker::offload::cpu {
 
-// Rows whose sums are activated together, so that the compiler uses whole vectors.
-inline constexpr int kRowsAtOnce = 16;
+// Rows whose sums are activated together: whole vectors, and several whose long chains of
+// operations overlap.
+inline constexpr int kRowsAtOnce = 64;
 // How far ahead weights are fetched: a hardware prefetcher stops at each page.
 inline constexpr size_t kAheadBytes = 1024;
 
@@ -57,6 +59,7 @@ struct Walk {
   ScaleType scale_type;  // at run time: the branch is always the same, and the code a third
   int blocks, end;
   int ahead_rows;
+  ptrdiff_t ahead, scales_ahead;
 
   [[gnu::always_inline]] Walk(const PackedMatrix& m, ScaleType type, int columns, int group,
                               int end_row)
@@ -64,7 +67,12 @@ struct Walk {
         scale_type(type),
         blocks(columns / group),
         end(end_row),
-        ahead_rows(static_cast<int>((kAheadBytes + m.weight_stride - 1) / m.weight_stride)) {}
+        ahead_rows(static_cast<int>((kAheadBytes + m.weight_stride - 1) / m.weight_stride)) {
+    const ptrdiff_t stored = (kAheadBytes + columns / 2 - 1) / (columns / 2);
+    ahead = stored * (columns / 2);
+    scales_ahead =
+        stored * static_cast<ptrdiff_t>(m.scale_stride) * (columns / 2) / m.weight_stride;
+  }
 };
 
 // A row of a matrix, and the distance to the bytes to fetch for a later one.
@@ -82,10 +90,9 @@ struct RowOfMatrix {
       zeros = m.zeros + stored / 8 * m.zero_stride;
       zero_shift = stored % 8 * 4;
     }
-    const int rows =
-        row + walk.ahead_rows < walk.end ? walk.ahead_rows : 0;  // none beyond the tile
-    ahead = rows * m.weight_stride;
-    scales_ahead = rows * m.scale_stride;
+    const bool inside = row + walk.ahead_rows < walk.end;  // none beyond the tile
+    ahead = inside ? walk.ahead : 0;
+    scales_ahead = inside ? walk.scales_ahead : 0;
   }
 };
 
@@ -108,13 +115,17 @@ inline void AddBlocks(const Walk& walk, const RowOfMatrix& row, int block, int c
     }
   }
   typename Arch::Ints dots[kPlanes];
-  BlockDots<Arch, kGroup, kRun, kPlanes>(weights, count * (kGroup / 2), x, dots);
+  if constexpr (kFine && kGroup == 32) {
+    Arch::template JoinedDots<kRun, T>(weights, count * (kGroup / 2), x, dots);
+  } else {
+    BlockDots<Arch, kGroup, kRun, kPlanes>(weights, count * (kGroup / 2), x, dots);
+  }
   const typename Arch::Floats scale =
       Arch::template LoadScales<kRun != Run::kWhole>(walk.scale_type, scales, count);
   const size_t factors = kFine ? walk.layout.fine_factors : 0;
   const size_t eight_sums = kFine ? walk.layout.fine_eight_sums : walk.layout.eight_sums;
   for (int t = 0; t < T; ++t) {
-    if constexpr (kFine) dots[t] = Arch::Join(dots[t], dots[T + t]);
+    if constexpr (kFine && kGroup != 32) dots[t] = Arch::Join(dots[t], dots[T + t]);
     const char* sums_of_x = prepared[t] + eight_sums + 4 * block;
     const typename Arch::Ints exact =
         row.zeros == nullptr
@@ -155,9 +166,14 @@ inline void Fc1Tokens(const Expert& e, const char* const* prepared, int begin, i
   for (int first = begin; first < end; first += kRowsAtOnce) {
     const int rows = end - first < kRowsAtOnce ? end - first : kRowsAtOnce;
     float gate[T][kRowsAtOnce] = {}, up[T][kRowsAtOnce] = {};
-    for (int i = 0; i < rows; ++i) {
-      Row<Arch, kGroup, false, T>(e.gate, walk, first + i, prepared, &gate[0][i], kRowsAtOnce);
-      Row<Arch, kGroup, false, T>(e.up, walk, first + i, prepared, &up[0][i], kRowsAtOnce);
+    // Where the rows of gate and up alternate they are one stream: two places of it at a time.
+    const int step =
+        e.gate.weight_stride > static_cast<size_t>(e.hidden) / 2 ? (rows + 1) / 2 : rows;
+    for (int i = 0; i < step; ++i) {
+      for (int r = i; r < rows; r += step) {
+        Row<Arch, kGroup, false, T>(e.gate, walk, first + r, prepared, &gate[0][r], kRowsAtOnce);
+        Row<Arch, kGroup, false, T>(e.up, walk, first + r, prepared, &up[0][r], kRowsAtOnce);
+      }
     }
     for (int t = 0; t < T; ++t) {
       float activated[kRowsAtOnce];
@@ -200,6 +216,10 @@ void Tile(const Expert& e, const PreparedRows& in, int begin, int end, const Out
   int token = 0;
   for (; in.tokens - token >= 4; token += 4) {
     Tokens<Arch, kFirst, kGroup, 4>(e, in, token, begin, end, out);
+  }
+  if (in.tokens - token == 3) {
+    Tokens<Arch, kFirst, kGroup, 3>(e, in, token, begin, end, out);
+    return;
   }
   if (in.tokens - token >= 2) {
     Tokens<Arch, kFirst, kGroup, 2>(e, in, token, begin, end, out);

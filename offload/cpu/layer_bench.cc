@@ -139,13 +139,18 @@ class Layer {
     const size_t h = w_.hidden, i = w_.intermediate;
     const size_t stride = PreparedBytes(w_.hidden, w_.group);
     const size_t stride2 = PreparedBytes(w_.intermediate, w_.group);
-    // Rows by route in the order of `routes_`, so that an expert's rows lie together.
+    // Once a token; then a copy a route in the order of `routes_`, so that an expert's rows lie
+    // together.
+    for (int t = thread; t < c.tokens; t += threads_) {
+      QuantizeRow(c.hidden.data() + t * h, w_.hidden, w_.group, tokens_.data() + t * stride);
+    }
+    barrier_.arrive_and_wait();
     size_t row = 0;
     for (const auto& [expert, routes] : routes_) {
       for (const int r : routes) {
         if (row % threads_ == size_t(thread)) {
-          QuantizeRow(c.hidden.data() + r / c.top_k * h, w_.hidden, w_.group,
-                      prepared_.data() + row * stride);
+          std::memcpy(prepared_.data() + row * stride, tokens_.data() + r / c.top_k * stride,
+                      stride);
         }
         ++row;
       }
@@ -193,6 +198,7 @@ class Layer {
   const Call* call_ = nullptr;
   float* out_ = nullptr;
   std::map<int, std::vector<int>> routes_;
+  Buffer tokens_{64 * PreparedBytes(w_.hidden, w_.group)};
   Buffer prepared_{kMaxRows * PreparedBytes(w_.hidden, w_.group)};
   Buffer middle_{kMaxRows * PreparedBytes(w_.intermediate, w_.group)};
   Buffer activated_{kMaxRows * w_.intermediate * sizeof(float)};

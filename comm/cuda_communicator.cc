@@ -58,12 +58,12 @@ absl::StatusOr<std::unique_ptr<CudaCommunicator>> CudaCommunicator::Create(
 CudaCommunicator::~CudaCommunicator() {
   if (lifecycle_.closed()) return;
   DeviceScope scope(device_);
-  // A launch that still waits would lose the peers' memory and the health page under its feet. Only
-  // our own word: the peers may be gone.
-  if (health_on_device_ != nullptr && workspace_[plan_.rank] != nullptr) {
-    const uint32_t one = 1;
-    cudaMemcpyAsync(&ControlOf(workspace_[plan_.rank])->abort, &one, sizeof(one),
-                    cudaMemcpyHostToDevice, control_stream_);
+  bool connected = health_on_device_ != nullptr;
+  for (int rank = 0; rank < plan_.world; ++rank) connected &= workspace_[rank] != nullptr;
+  // A launch that still waits would lose the peers' memory and the health page under its feet, and
+  // the peers would wait for this rank until their deadline.
+  if (connected) {
+    Abort().IgnoreError();
     cudaDeviceSynchronize();
   }
   // Without a collective Close a peer may still write to the workspace, so it stays allocated.

@@ -42,6 +42,7 @@ class CudaCommunicator {
   static absl::StatusOr<std::unique_ptr<CudaCommunicator>> Create(const GroupOptions& options,
                                                                   const CudaOptions& cuda,
                                                                   RankExchange& exchange);
+  // Without Close: stops the group, so that nobody waits for this rank, and waits for its launches.
   ~CudaCommunicator();
   CudaCommunicator(const CudaCommunicator&) = delete;
   CudaCommunicator& operator=(const CudaCommunicator&) = delete;
@@ -54,6 +55,7 @@ class CudaCommunicator {
 
   // The first failure that any rank of the group reported, or OK. One read of host memory.
   absl::Status Health() const;
+  const HealthPage& health_page() const { return *health_.page(); }
 
   // Changes the deadline of launches from now on, captured graphs included.
   absl::Status SetTimeout(absl::Duration timeout);

@@ -1,6 +1,7 @@
 // The main function of GPU tests: holds the lock while they run; one that cannot be had fails them.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <optional>
 #include <utility>
 
@@ -27,6 +28,8 @@ class LockEnvironment : public ::testing::Environment {
 }  // namespace stoker::testing
 
 int main(int argc, char** argv) {
+  // A kernel that is loaded when it is first launched may wait for one that waits for it.
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   ::testing::InitGoogleTest(&argc, argv);
   ::testing::AddGlobalTestEnvironment(new stoker::testing::LockEnvironment);
   return RUN_ALL_TESTS();

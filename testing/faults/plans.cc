@@ -236,16 +236,18 @@ std::string FaultPlansPage(const std::string& gpu_rows) {
   std::string page = R"(# Fault plans
 
 What one rank of a group may do differently, and what must come of it. Generated from the table
-`testing/faults/plans.cc` (`bazel run //testing/faults:page`); a test compares the two. Which rank deviates and in which launch
-is drawn from a seed. "passed" in the first two columns: a test of every CI run, which fails otherwise. In the GPU columns it is
-the last run of `docs/benchmarks/fault_plans.jsonl`; "not run yet" is said where there is none.
+`testing/faults/plans.cc` (`bazel run //testing/faults:page`); a test compares the two. Which rank
+deviates and in which launch is drawn from a seed. "passed" in the first two columns: a test of
+every CI run, which fails otherwise. In the GPU columns it is the last run in
+`docs/benchmarks/fault_plans.jsonl`; "not run yet" is said where there is none.
 
-After every error the group is reset and right again; with a rank that died the reset names it instead. `stoker doctor --faults`
-shows it on your machine.
+After every error the group is reset and right again; with a rank that died the reset names it
+instead. `stoker doctor --faults` shows it on your machine.
 
-| plan: one rank … | fault model | must give | simulator | CPU ranks | GPU, streams | GPU, processes |
-| --- | --- | --- | --- | --- | --- | --- |
 )";
+  absl::StrAppend(&page, "| plan: one rank … | fault model | must give | simulator | CPU ranks | ",
+                  "GPU, streams | GPU, processes |\n",
+                  "| --- | --- | --- | --- | --- | --- | --- |\n");
   for (const FaultPlan& plan : FaultPlans()) {
     absl::StrAppend(&page, "| `", plan.name, "`: ", plan.what, " | ",
                     plan.inside ? "inside" : "outside", " | ", plan.Expectation());

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -80,6 +81,9 @@ struct FaultPlan {
   // In words: what must come of it.
   std::string Expectation() const;
 };
+
+// For test runners.
+inline void PrintTo(const FaultPlan& plan, std::ostream* os) { *os << plan.name; }
 
 const std::vector<FaultPlan>& FaultPlans();
 std::vector<FaultPlan> FaultPlansOf(FaultWorld world);

@@ -132,7 +132,7 @@ class GpuMember : public FaultMember {
     if (!process_) return;
     cudaStreamSynchronize(stream_);
     exchange_.reset();
-    absl::SleepFor(absl::Seconds(12));
+    absl::SleepFor(absl::Seconds(10));
     _exit(0);
   }
   bool is_process() const override { return process_; }

@@ -30,39 +30,63 @@ bool GpuIsThere() {
   return there;
 }
 
-class FaultPlansInProcesses : public ::testing::TestWithParam<FaultPlan> {};
-
-TEST_P(FaultPlansInProcesses, GiveWhatTheTableSays) {
-  if (!GpuIsThere()) GTEST_SKIP() << "no GPU";
-  const FaultPlan& plan = GetParam();
-  const Fault fault = DrawFault(plan, FaultSeed());
-  const std::string name = UniqueName("plan");
-  const auto outcomes = RunRankProcesses(kFaultRanks, absl::Seconds(120), [&](int rank) {
-    int members = 0;
-    const auto make =
-        [&](const comm::GroupOptions& options) -> absl::StatusOr<std::unique_ptr<FaultMember>> {
-      auto exchange = comm::MakeSocketExchange(absl::StrCat(name, "-", members++), rank,
-                                               kFaultRanks, absl::Seconds(60));
-      if (!exchange.ok()) return exchange.status();
-      return MakeGpuFaultMember(options, std::move(*exchange), true);
-    };
-    return RunFaultScript(plan, fault, rank, "plan", kPatience, make);
-  });
-  bool passed = true;
-  for (int rank = 0; rank < kFaultRanks; ++rank) {
-    const bool died = plan.deviation == Deviation::kDies && rank == fault.rank;
-    const bool right =
-        died ? outcomes[rank].kind == RankOutcome::Kind::kExited : outcomes[rank].status.ok();
-    EXPECT_TRUE(right) << "rank " << rank << " (rank " << fault.rank << " deviates in launch "
-                       << fault.launch << "): " << outcomes[rank].status;
-    passed = passed && right;
-  }
-  WriteFaultRow(plan, FaultWorld::kGpuProcesses, passed);
+absl::Status RunPlan(const FaultPlan& plan, const std::string& name, int rank) {
+  int members = 0;
+  const auto make =
+      [&](const comm::GroupOptions& options) -> absl::StatusOr<std::unique_ptr<FaultMember>> {
+    auto exchange = comm::MakeSocketExchange(absl::StrCat(name, "-", members++), rank, kFaultRanks,
+                                             absl::Seconds(40));
+    if (!exchange.ok()) return exchange.status();
+    return MakeGpuFaultMember(options, std::move(*exchange), true);
+  };
+  return RunFaultScript(plan, DrawFault(plan, FaultSeed()), rank, "plan", kPatience, make);
 }
 
-INSTANTIATE_TEST_SUITE_P(Plans, FaultPlansInProcesses,
-                         ::testing::ValuesIn(FaultPlansOf(FaultWorld::kGpuProcesses)),
-                         [](const auto& info) { return info.param.name; });
+bool Dies(const FaultPlan& plan) { return plan.deviation == Deviation::kDies; }
+
+// One set of processes for all plans, as each needs seconds to start.
+TEST(FaultPlansInProcesses, GiveWhatTheTableSays) {
+  if (!GpuIsThere()) GTEST_SKIP() << "no GPU";
+  const std::string name = UniqueName("plan");
+  const auto outcomes = RunRankProcesses(kFaultRanks, absl::Seconds(200), [&](int rank) {
+    std::string failures;
+    for (const FaultPlan& plan : FaultPlansOf(FaultWorld::kGpuProcesses)) {
+      if (Dies(plan)) continue;
+      const absl::Status status = RunPlan(plan, absl::StrCat(name, "-", plan.name), rank);
+      if (!status.ok()) absl::StrAppend(&failures, plan.name, ": ", status.message(), "\n");
+    }
+    return failures.empty() ? absl::OkStatus() : absl::InternalError(failures);
+  });
+  for (const FaultPlan& plan : FaultPlansOf(FaultWorld::kGpuProcesses)) {
+    if (Dies(plan)) continue;
+    bool passed = true;
+    for (const RankOutcome& outcome : outcomes) {
+      passed = passed && outcome.kind == RankOutcome::Kind::kReturned &&
+               !absl::StrContains(outcome.status.message(), absl::StrCat(plan.name, ": "));
+    }
+    WriteFaultRow(plan, FaultWorld::kGpuProcesses, passed);
+  }
+  EXPECT_TRUE(AllReturnedOk(outcomes).ok()) << AllReturnedOk(outcomes);
+}
+
+TEST(FaultPlansInProcesses, ARankThatDiesIsNamed) {
+  if (!GpuIsThere()) GTEST_SKIP() << "no GPU";
+  for (const FaultPlan& plan : FaultPlansOf(FaultWorld::kGpuProcesses)) {
+    if (!Dies(plan)) continue;
+    const int dead = DrawFault(plan, FaultSeed()).rank;
+    const std::string name = UniqueName("plan");
+    const auto outcomes = RunRankProcesses(kFaultRanks, absl::Seconds(90),
+                                           [&](int rank) { return RunPlan(plan, name, rank); });
+    bool passed = true;
+    for (int rank = 0; rank < kFaultRanks; ++rank) {
+      const bool right = rank == dead ? outcomes[rank].kind == RankOutcome::Kind::kExited
+                                      : outcomes[rank].status.ok();
+      EXPECT_TRUE(right) << "rank " << rank << ": " << outcomes[rank].status;
+      passed = passed && right;
+    }
+    WriteFaultRow(plan, FaultWorld::kGpuProcesses, passed);
+  }
+}
 
 }  // namespace
 }  // namespace stoker::testing

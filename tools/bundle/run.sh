@@ -10,9 +10,10 @@ folder=${1:?"usage: run.sh FOLDER [what ...]"}
 shift
 mkdir -p "$folder"
 failed=0
-export STOKER_FAULT_ROWS=$folder/fault_plans.jsonl  # what docs/benchmarks/fault_plans.jsonl is made of
-STOKER_FAULT_RUN="\"gpu\":\"$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1)\",\"date\":\"$(date -u +%F)\""
-export STOKER_FAULT_RUN
+# What docs/benchmarks/fault_plans.jsonl is made of.
+export STOKER_FAULT_ROWS=$folder/fault_plans.jsonl
+gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1)
+export STOKER_FAULT_RUN="\"gpu\":\"$gpu\",\"date\":\"$(date -u +%F)\""
 
 step() { # name, seconds, command...
   local name=$1 seconds=$2

@@ -73,9 +73,9 @@ STOKER_DEVICE void Serve(Env env, const ExchangeParams& p, Launch& launch) {
   if (launch.failed) env.RaiseTrouble();
 }
 
-// `Exchange::Rows(env, p, launch, vectors, producer, epilogue)` is the row threads' part. It calls
-// ArriveRows once, behind its first pushes: their addresses hold the epoch, so that it has been
-// read; a launch that pushes nothing has no more use for it.
+// `Exchange::Rows(env, p, launch, tokens, vectors, producer, epilogue)` is the row threads' part.
+// It calls ArriveRows once, behind its first pushes: their addresses hold the epoch, so that it has
+// been read; a launch that pushes nothing has no more use for it.
 template <class Exchange, int kVectors, class Env, class Producer, class Epilogue>
 STOKER_DEVICE void RunLaunch(Env env, const ExchangeParams& p, Producer& producer,
                              Epilogue& epilogue) {
@@ -85,19 +85,20 @@ STOKER_DEVICE void RunLaunch(Env env, const ExchangeParams& p, Producer& produce
   }
   env.ClusterArrive();  // met before the first store to a neighbour: it must have started
   const Vectors<kVectors> vectors = OwnVectors<kVectors>(env, p.packets);
+  const Tokens tokens = OwnTokens(env, p.tokens);
   const bool service = env.warp() == vectors.row_warps;
   env.GridDependencyWait();
   if (p.early_trigger != 0u) env.LaunchDependents();
 
-  if (!service && env.cluster() < p.tokens) producer.Fetch(env, env.cluster());
+  if (!service && tokens.first < tokens.end) producer.Fetch(env, tokens.first);
   Launch launch = BeginLaunch(env, p);
   env.ClusterWait();
 
   if (service) {
     Serve(env, p, launch);
   } else {
-    if (env.cluster() < p.tokens) {
-      Exchange::Rows(env, p, launch, vectors, producer, epilogue);
+    if (tokens.first < tokens.end) {
+      Exchange::Rows(env, p, launch, tokens, vectors, producer, epilogue);
     } else {
       env.ArriveRows();
     }

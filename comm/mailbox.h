@@ -33,6 +33,20 @@ STOKER_DEVICE Vectors<kVectors> OwnVectors(Env env, int packets) {
   return vectors;
 }
 
+// The tokens [first, end) that a cluster works on, in this order. They are consecutive, because
+// those of a two-shot exchange have owners in turn: with every n-th token instead, and n a multiple
+// of the world, a few clusters would own all of a rank's tokens.
+struct Tokens {
+  int first, end;
+};
+
+template <class Env>
+STOKER_DEVICE Tokens OwnTokens(Env env, int tokens) {
+  const int cluster = env.cluster(), clusters = env.clusters();
+  if (clusters >= tokens) return {cluster, cluster < tokens ? cluster + 1 : cluster};
+  return {cluster * tokens / clusters, (cluster + 1) * tokens / clusters};
+}
+
 STOKER_DEVICE bool Arrived(const Packet& p) {
   return p.word[0] != kSentinel && p.word[1] != kSentinel && p.word[2] != kSentinel &&
          p.word[3] != kSentinel;

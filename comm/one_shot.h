@@ -11,20 +11,19 @@ namespace stoker::comm {
 template <class T, int kWorld>
 struct OneShot {
   template <int kVectors, class Env, class Producer, class Epilogue>
-  STOKER_DEVICE static void Rows(Env env, const ExchangeParams& p, Launch& launch,
+  STOKER_DEVICE static void Rows(Env env, const ExchangeParams& p, Launch& launch, Tokens tokens,
                                  const Vectors<kVectors>& vectors, Producer& producer,
                                  Epilogue& epilogue) {
-    int token = env.cluster();
-    for (int turn = 0; token < p.tokens; token += env.clusters(), ++turn) {
-      Token(env, p, launch, token, turn == 0, vectors, producer, epilogue);
-      epilogue.Finish(env, token, vectors, turn);
+    for (int token = tokens.first; token < tokens.end; ++token) {
+      Token(env, p, launch, tokens, token, vectors, producer, epilogue);
+      epilogue.Finish(env, token, vectors, token - tokens.first);
     }
   }
 
  private:
   template <int kVectors, class Env, class Producer, class Epilogue>
-  STOKER_DEVICE static void Token(Env env, const ExchangeParams& p, Launch& launch, int token,
-                                  bool first, const Vectors<kVectors>& vectors, Producer& producer,
+  STOKER_DEVICE static void Token(Env env, const ExchangeParams& p, Launch& launch, Tokens tokens,
+                                  int token, const Vectors<kVectors>& vectors, Producer& producer,
                                   Epilogue& epilogue) {
     Packet own[kVectors];
     producer.Row(env, token, vectors, own);
@@ -36,8 +35,8 @@ struct OneShot {
         Push<kWorld>(env, p, launch.epoch, token, vectors.index[v], own[v]);
       }
     }
-    if (first) env.ArriveRows();
-    if (token + env.clusters() < p.tokens) producer.Fetch(env, token + env.clusters());
+    if (token == tokens.first) env.ArriveRows();
+    if (token + 1 < tokens.end) producer.Fetch(env, token + 1);
     epilogue.Fetch(env, token, vectors);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {

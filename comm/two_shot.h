@@ -23,21 +23,21 @@ namespace stoker::comm {
 template <class T, int kWorld>
 struct TwoShot {
   template <int kVectors, class Env, class Producer, class Epilogue>
-  STOKER_DEVICE static void Rows(Env env, const ExchangeParams& p, Launch& launch,
+  STOKER_DEVICE static void Rows(Env env, const ExchangeParams& p, Launch& launch, Tokens tokens,
                                  const Vectors<kVectors>& vectors, Producer& producer,
                                  Epilogue& epilogue) {
-    const int first = env.cluster();
-    for (int token = first; token < p.tokens; token += env.clusters()) {
+    for (int token = tokens.first; token < tokens.end; ++token) {
       SendToOwner(env, p, launch, token, vectors, producer);
-      if (token == first) env.ArriveRows();
+      if (token == tokens.first) env.ArriveRows();
+      if (token + 1 < tokens.end) producer.Fetch(env, token + 1);
     }
     int turn = 0;
-    for (int token = first; token < p.tokens; token += env.clusters()) {
+    for (int token = tokens.first; token < tokens.end; ++token) {
       if (token % p.layout.world == p.rank) {
         FinishOwned(env, p, launch, token, turn++, vectors, epilogue);
       }
     }
-    for (int token = first; token < p.tokens; token += env.clusters()) {
+    for (int token = tokens.first; token < tokens.end; ++token) {
       const int owner = token % p.layout.world;
       if (owner != p.rank) TakeOver(env, p, launch, owner, token, vectors, epilogue);
     }
@@ -60,7 +60,6 @@ struct TwoShot {
             WithoutSentinels(own[v]));
       }
     }
-    if (token + env.clusters() < p.tokens) producer.Fetch(env, token + env.clusters());
   }
 
   template <int kVectors, class Env, class Epilogue>

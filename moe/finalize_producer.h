@@ -19,7 +19,7 @@ namespace stoker::moe {
 
 // Rows that a thread has in flight. Eight hide the latency of a launch with few tokens; a thread
 // with several vectors belongs to a launch with many, where four per thread saturate the memory and
-// the registers are wanted for the vectors.
+// the registers are wanted for the vectors. They are loaded past L1: no row is read twice.
 template <int kVectors>
 inline constexpr int kRowsInFlight = kVectors == 1 ? 8 : 4;
 inline constexpr uint32_t kMinusZeroPair = 0x80008000u;
@@ -51,7 +51,7 @@ class FinalizeProducer {
     // registers for that and loads it where it is used.
     comm::Packet shared{};
     if (kVectors == 1 && p_.shared != nullptr && vectors.inside[0]) {
-      shared = env.LoadInput(p_.shared + At(token, vectors.index[0]));
+      shared = env.LoadStreamed(p_.shared + At(token, vectors.index[0]));
     }
     const bool bad = index_ >= p_.row_count;
     if (bad) {
@@ -67,11 +67,10 @@ class FinalizeProducer {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       float sum[comm::kPacketElements] = {};
-      SumRoutes<kRowsInFlight<kVectors>, (kVectors > 1)>(env, weight, vectors.index[v],
-                                                         vectors.inside[v], sum);
+      SumRoutes<kRowsInFlight<kVectors>>(env, weight, vectors.index[v], vectors.inside[v], sum);
       if (vectors.inside[v]) {
         if (kVectors > 1 && p_.shared != nullptr) {
-          shared = env.LoadInput(p_.shared + At(token, vectors.index[v]));
+          shared = env.LoadStreamed(p_.shared + At(token, vectors.index[v]));
         }
         AddTail(env, token, vectors.index[v], shared, sum);
       }
@@ -105,19 +104,19 @@ class FinalizeProducer {
 
   // The first chunk is code of its own: its sums start as constants, so that the rows have their
   // registers while they are under way.
-  template <int kRows, bool kStreamed, class Env>
+  template <int kRows, class Env>
   STOKER_DEVICE void SumRoutes(Env env, float weight, int vector, bool inside,
                                float (&sum)[comm::kPacketElements]) {
-    SumChunk<kRows, kStreamed>(env, weight, vector, inside, 0, sum);
+    SumChunk<kRows>(env, weight, vector, inside, 0, sum);
 #pragma unroll 1
     for (int first = kRows; first < p_.top_k; first += kRows) {
-      SumChunk<kRows, kStreamed>(env, weight, vector, inside, first, sum);
+      SumChunk<kRows>(env, weight, vector, inside, first, sum);
     }
   }
 
   // A dropped route has weight +0 and a row of -0: fma(+0, -0, a) = a for every a, signed zeros,
   // NaN and infinities included, so it needs no branch of its own.
-  template <int kRows, bool kStreamed, class Env>
+  template <int kRows, class Env>
   STOKER_DEVICE void SumChunk(Env env, float weight, int vector, bool inside, int first,
                               float (&sum)[comm::kPacketElements]) {
     const comm::Packet* column = p_.rows + vector;
@@ -128,8 +127,7 @@ class FinalizeProducer {
           static_cast<int32_t>(env.Shuffle(static_cast<uint32_t>(index_), (first + k) & 31));
       row[k] = comm::Packet{{kMinusZeroPair, kMinusZeroPair, kMinusZeroPair, kMinusZeroPair}};
       if (index >= 0 && inside) {
-        const comm::Packet* place = column + static_cast<int64_t>(index) * p_.packets;
-        row[k] = kStreamed ? env.LoadStreamed(place) : env.LoadInput(place);
+        row[k] = env.LoadStreamed(column + static_cast<int64_t>(index) * p_.packets);
       }
     }
 #pragma unroll

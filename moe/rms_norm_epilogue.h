@@ -1,5 +1,5 @@
 // The epilogue of a fused tail: rounds the sum over ranks, adds the residual, and normalises the
-// row. The formula is in moe/arguments.h, its rounding in docs/decisions/numerics.md.
+// row. The formula is in moe/arguments.h, its rounding in moe/reference.h.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class RmsNormEpilogue {
       // Set in every case, so that the last token's needs no registers while rows are gathered.
       x_[v] = comm::Packet{};
       if (p_.residual_in != nullptr && vectors.inside[v])
-        x_[v] = env.LoadInput(p_.residual_in + At(token, vectors.index[v]));
+        x_[v] = env.LoadStreamed(p_.residual_in + At(token, vectors.index[v]));
     }
   }
 

@@ -31,15 +31,16 @@ __global__ void __launch_bounds__(moe::kThreadsMax, 1)
   if (env.thread() == 0) env.InitPartials();
   env.ClusterArrive();
   const comm::Vectors<kVectors> vectors = comm::OwnVectors<kVectors>(env, p.packets);
+  const comm::Tokens tokens = comm::OwnTokens(env, p.tokens);
   const bool service = env.warp() == vectors.row_warps;
   env.GridDependencyWait();
-  if (!service && env.cluster() < p.tokens) producer.Fetch(env, env.cluster());
+  if (!service && tokens.first < tokens.end) producer.Fetch(env, tokens.first);
   comm::Control* control = comm::ControlOf(p.workspace[p.rank]);
   uint32_t epoch = env.lane() == 0 ? env.LoadWord(&control->epoch) : 0u;
   comm::Launch launch{env.Shuffle(epoch, 0), false};
   env.ClusterWait();
-  if (!service && env.cluster() < p.tokens) {
-    Exchange<comm::Bf16, kRanks>::Rows(env, p, launch, vectors, producer, epilogue);
+  if (!service && tokens.first < tokens.end) {
+    Exchange<comm::Bf16, kRanks>::Rows(env, p, launch, tokens, vectors, producer, epilogue);
   }
   if (!service) env.LaunchDependents();
   env.SyncBlock();

@@ -1,6 +1,7 @@
 #include "comm/launch_policy.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/str_format.h"
 
@@ -36,6 +37,57 @@ LaunchShape Make(int tokens, int warps, int cluster, int vectors, const Placemen
   return shape;
 }
 
+// A row over as many SMs as there are for it; without idle warps if that can be had.
+std::optional<LaunchShape> Spread(int tokens, int warps, const Placement& placement) {
+  const int sms = std::max(1, placement.sms / placement.launches_in_flight);
+  for (bool exactly : {true, false}) {
+    for (int cluster = placement.cluster_max; cluster > 1; --cluster) {
+      const LaunchShape shape = Make(tokens, warps, cluster, 1, placement);
+      if (exactly && shape.threads / 32 * shape.cluster != warps) continue;
+      if (shape.threads < 32 * kWarpsPerCtaMin) continue;
+      if (shape.cta_threads() > placement.threads_per_cta) continue;
+      if (tokens * shape.cluster <= sms) return shape;
+    }
+  }
+  return std::nullopt;
+}
+
+// Small CTAs that share SMs and still hold all tokens at once; none that has idle warps, which
+// would take the room.
+std::optional<LaunchShape> SmallCtas(int tokens, int warps, const Placement& placement) {
+  const int sms = std::max(1, placement.sms / placement.launches_in_flight);
+  for (int cluster = placement.cluster_max; cluster > 1; --cluster) {
+    const LaunchShape shape = Make(tokens, warps, cluster, 1, placement);
+    const int ctas_per_sm = std::min(kSharedCtasPerSm, CtasPerSm(shape.threads, placement));
+    const int warps_per_cta = shape.threads / 32;
+    if (warps_per_cta < kWarpsPerCtaMin || warps_per_cta >= 2 * kWarpsPerCtaMin) continue;
+    if (warps_per_cta * shape.cluster != warps) continue;
+    if (tokens * shape.cluster <= sms * ctas_per_sm) return shape;
+  }
+  return std::nullopt;
+}
+
+// With `vectors` a thread, the fewest CTAs that a row fits into.
+LaunchShape FewCtas(int tokens, int warps, int cluster_min, int vectors,
+                    const Placement& placement) {
+  for (int cluster = cluster_min; cluster <= placement.cluster_max; ++cluster) {
+    const LaunchShape shape = Make(tokens, warps, cluster, vectors, placement);
+    if (shape.cta_threads() <= placement.threads_per_cta) return shape;
+  }
+  return vectors < kVectorsMax ? FewCtas(tokens, warps, 1, 2 * vectors, placement)
+                               : Make(tokens, warps, placement.cluster_max, kVectorsMax, placement);
+}
+
+LaunchShape WholeRows(int tokens, int warps, const Placement& placement) {
+  return FewCtas(tokens, warps, 1, 1, placement);
+}
+
+// Two CTAs a row, if that splits it evenly.
+LaunchShape HalfRows(int tokens, int warps, const Placement& placement) {
+  const bool halves = warps % 2 == 0 && warps / 2 >= kWarpsPerCtaMin && placement.cluster_max > 1;
+  return FewCtas(tokens, warps, halves ? 2 : 1, 1, placement);
+}
+
 }  // namespace
 
 std::string LaunchShape::ToString() const {
@@ -46,40 +98,28 @@ const char* ProtocolName(Protocol protocol) {
   return protocol == Protocol::kOneShot ? "one-shot" : "two-shot";
 }
 
-Protocol ChooseProtocol(int world, int tokens, int packets, const Wire& wire) {
-  if (world <= 2) return Protocol::kOneShot;
+Protocol ChooseProtocol(int world, int tokens, int packets, const Placement& placement,
+                        const Wire& wire) {
+  if (world <= 2 || tokens == 0) return Protocol::kOneShot;
   // Rows a token that a rank pushes: world - 1, or 2 (world - 1) / world.
   const double rows_saved = tokens * (world - 1.0) * (world - 2.0) / world;
   const double us_saved = rows_saved * packets * kPacketBytes / wire.bytes_per_us;
-  return us_saved > wire.hop_us ? Protocol::kTwoShot : Protocol::kOneShot;
+  const bool at_once = WholeRows(tokens, DivideUp(packets, 32), placement).clusters >= tokens;
+  return us_saved > wire.hop_us || !at_once ? Protocol::kTwoShot : Protocol::kOneShot;
 }
 
-LaunchShape ChooseLaunchShape(int tokens, int packets, const Placement& placement) {
+LaunchShape ChooseLaunchShape(Protocol protocol, int tokens, int packets,
+                              const Placement& placement) {
   if (tokens == 0) return LaunchShape{};
   const int warps = DivideUp(packets, 32);
-  const int sms = std::max(1, placement.sms / placement.launches_in_flight);
-  for (int cluster = placement.cluster_max; cluster > 1; --cluster) {
-    const LaunchShape shape = Make(tokens, warps, cluster, 1, placement);
-    if (shape.threads < 32 * kWarpsPerCtaMin || shape.cta_threads() > placement.threads_per_cta)
-      continue;
-    if (tokens * shape.cluster <= sms) return shape;
+  if (protocol == Protocol::kOneShot) {
+    if (const auto shape = Spread(tokens, warps, placement)) return *shape;
   }
-  for (int cluster = placement.cluster_max; cluster > 1; --cluster) {
-    const LaunchShape shape = Make(tokens, warps, cluster, 1, placement);
-    const int ctas_per_sm = std::min(kSharedCtasPerSm, CtasPerSm(shape.threads, placement));
-    const int warps_per_cta = shape.threads / 32;
-    if (warps_per_cta < kWarpsPerCtaMin || warps_per_cta >= 2 * kWarpsPerCtaMin) continue;
-    if (warps_per_cta * shape.cluster != warps) continue;  // idle warps would take the room
-    if (tokens * shape.cluster <= sms * ctas_per_sm) return shape;
-  }
-  for (int cluster = 1; cluster <= placement.cluster_max; ++cluster) {
-    for (int vectors = 1; vectors <= kVectorsMax; vectors *= 2) {
-      const LaunchShape shape = Make(tokens, warps, cluster, vectors, placement);
-      if (shape.cta_threads() > placement.threads_per_cta) continue;
-      if (shape.clusters >= tokens || vectors >= kVectorsUsual) return shape;
-    }
-  }
-  return Make(tokens, warps, placement.cluster_max, kVectorsMax, placement);
+  if (const auto shape = SmallCtas(tokens, warps, placement)) return *shape;
+  if (protocol == Protocol::kTwoShot) return HalfRows(tokens, warps, placement);
+  const LaunchShape shape = WholeRows(tokens, warps, placement);
+  if (shape.clusters >= tokens) return shape;
+  return FewCtas(tokens, warps, 1, kVectorsUsual, placement);
 }
 
 }  // namespace stoker::comm

@@ -1,5 +1,5 @@
-// Which launch shape a one-shot exchange gets: a pure function of the launch and of the placement.
-// A shape never changes a result (comm/row_reduction.h), only how work lies on the GPU.
+// Which exchange and which launch shape a launch gets: pure functions of the launch and of the
+// placement. A shape never changes a result (comm/row_reduction.h), only how work lies on the GPU.
 #pragma once
 
 #include <cstdint>
@@ -42,26 +42,31 @@ struct Wire {
 };
 
 // Ranks that share one GPU share its L2 cache. Both constants are fitted to one H200: one-shot and
-// two-shot take the same time where 5.3 MB are saved over all ranks (64 tokens of 14,336 bytes on 4
-// ranks, 9 on 8).
-constexpr Wire SharedGpuWire(int world) { return Wire{6.2e6 / world, 0.85}; }
+// two-shot take the same time where 4 MB are saved over all ranks (7 tokens of 14,336 bytes on 8
+// ranks).
+constexpr Wire SharedGpuWire(int world) { return Wire{4.7e6 / world, 0.85}; }
 
 // Not measured yet: 370 GB/s of payload a GPU (https://github.com/NVIDIA/nccl-tests/issues/212),
 // and a hop estimated at twice that within a GPU.
 inline constexpr Wire kNvlink4Wire{370e3, 1.7};
 
 // Which exchange a launch of `tokens` rows of `packets` 16-byte vectors gets: the two-shot one
-// where the bytes that it saves take longer than its second hop.
-Protocol ChooseProtocol(int world, int tokens, int packets, const Wire& wire);
+// where the bytes that it saves take longer than its second hop, or where the one-shot exchange
+// cannot hold all tokens at once: it waits for a token's peers before it gathers the next, while
+// the two-shot exchange sends everything first.
+Protocol ChooseProtocol(int world, int tokens, int packets, const Placement& placement,
+                        const Wire& wire);
 
 // `tokens` >= 0 rows of `packets` 16-byte vectors (1 to 2048).
 //
 // Few tokens: a token is spread over as many SMs as there are, at least four warps a CTA, because
 // the latency of a CTA grows with its warps. Some more: small CTAs, up to three on an SM. Enough
-// tokens to fill the SMs: one CTA a token, which needs no exchange between CTAs. More: two vectors
-// a thread, so that twice as many tokens are in flight. Tokens beyond that are looped over. The
-// grid never exceeds what is co-resident under the placement, because a CTA that waits for a peer's
-// CTA which cannot start would wait for ever.
-LaunchShape ChooseLaunchShape(int tokens, int packets, const Placement& placement);
+// tokens to fill the SMs: one-shot, one CTA a token, which needs no exchange between CTAs;
+// two-shot, two, because half of them can work while the others wait. More: one-shot, two vectors a
+// thread, so that twice as many tokens are in flight. Tokens beyond that are looped over. The grid
+// never exceeds what is co-resident under the placement, because a CTA that waits for a peer's CTA
+// which cannot start would wait for ever.
+LaunchShape ChooseLaunchShape(Protocol protocol, int tokens, int packets,
+                              const Placement& placement);
 
 }  // namespace stoker::comm

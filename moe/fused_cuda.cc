@@ -38,6 +38,13 @@ absl::StatusOr<int> ClustersOnDevice(const void* kernel, int device,
   return clusters;
 }
 
+comm::Placement PlacementOf(const comm::CudaCommunicator& communicator,
+                            const LaunchOptions& options) {
+  comm::Placement placement = communicator.placement();
+  placement.launches_in_flight = options.early_trigger ? 2 : 1;
+  return placement;
+}
+
 absl::Status Launch(comm::CudaCommunicator& communicator, const Shape& shape,
                     const comm::LaunchDescriptor& descriptor, void* producer_params,
                     const RmsNormParams& norm_params, const LaunchOptions& options,
@@ -98,17 +105,17 @@ absl::Status Launch(comm::CudaCommunicator& communicator, const Shape& shape,
 
 comm::Protocol ProtocolOf(const comm::CudaCommunicator& communicator, const Shape& shape,
                           const LaunchOptions& options) {
-  return options.protocol.value_or(comm::ChooseProtocol(communicator.plan().world, shape.tokens,
-                                                        shape.hidden / comm::kPacketElements,
-                                                        communicator.wire()));
+  return options.protocol.value_or(comm::ChooseProtocol(
+      communicator.plan().world, shape.tokens, shape.hidden / comm::kPacketElements,
+      PlacementOf(communicator, options), communicator.wire()));
 }
 
 comm::LaunchShape ShapeOf(const comm::CudaCommunicator& communicator, const Shape& shape,
                           const LaunchOptions& options) {
   if (options.shape != nullptr) return *options.shape;
-  comm::Placement placement = communicator.placement();
-  placement.launches_in_flight = options.early_trigger ? 2 : 1;
-  return comm::ChooseLaunchShape(shape.tokens, shape.hidden / comm::kPacketElements, placement);
+  return comm::ChooseLaunchShape(ProtocolOf(communicator, shape, options), shape.tokens,
+                                 shape.hidden / comm::kPacketElements,
+                                 PlacementOf(communicator, options));
 }
 
 absl::Status MoeFinalizeAllReduceRmsNorm(comm::CudaCommunicator& communicator, const Shape& shape,

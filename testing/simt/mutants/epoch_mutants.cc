@@ -26,10 +26,11 @@ class DoesNotArrive : public MutantEnvironment {
 struct EpochAfterArrival {
   template <int kVectors, class Env, class Producer, class Epilogue>
   static void Rows(Env env, const comm::ExchangeParams& p, comm::Launch& launch,
-                   const comm::Vectors<kVectors>& vectors, Producer& producer, Epilogue& epilogue) {
+                   comm::Tokens tokens, const comm::Vectors<kVectors>& vectors, Producer& producer,
+                   Epilogue& epilogue) {
     env.ArriveRows();
     launch = comm::BeginLaunch(env, p);
-    OneShot::Rows(DoesNotArrive(), p, launch, vectors, producer, epilogue);
+    OneShot::Rows(DoesNotArrive(), p, launch, tokens, vectors, producer, epilogue);
   }
 };
 
@@ -69,9 +70,18 @@ class PushesBeforeTheWait : public MutantEnvironment {
 class InputsBeforeTheWait : public MutantEnvironment {
  public:
   Packet LoadInput(const Packet* p) {
+    return Early([&] { return SimtEnvironment::LoadInput(p); });
+  }
+  Packet LoadStreamed(const Packet* p) {
+    return Early([&] { return SimtEnvironment::LoadStreamed(p); });
+  }
+
+ private:
+  template <class Load>
+  Packet Early(Load load) {
     const uint32_t floor = agent().floor;
     agent().floor = agent().started;
-    const Packet packet = SimtEnvironment::LoadInput(p);
+    const Packet packet = load();
     agent().floor = floor;
     return packet;
   }

@@ -75,7 +75,19 @@ TEST_F(RunTraceTest, CountsAddUpAndTheHashDoesNotDependOnTheCache) {
   EXPECT_EQ(large->evictions, 0);
   EXPECT_EQ(small->bytes_computed, 160 * (3 * 256 * 128 / 2 + 3 * 256 * 128 / 32 * 2));
   EXPECT_LE(small->stall_seconds, small->seconds);
-  EXPECT_NEAR(small->Bound(1e9, 1e30), small->bytes_read / 1e9, 1e-9);
+  const Rates slow_reads{
+      .io = 1e9, .compute = 1e30, .io_cpu = 1e30, .compute_cpu = 1e30, .cpus = 2};
+  EXPECT_NEAR(small->Bound(slow_reads, true), small->bytes_read / 1e9, 1e-9);
+  // Reads that take a CPU second a GB, shared by two.
+  Rates busy = slow_reads;
+  busy.io = 1e30, busy.io_cpu = 1e9;
+  EXPECT_NEAR(small->Bound(busy, true), small->bytes_read / 2e9, 1e-9);
+  EXPECT_LT(small->Bound(busy, false), 1e-9);
+  int calls_with_misses = 0;
+  for (const auto& [read, computed] : small->call_bytes) calls_with_misses += read > 0;
+  EXPECT_GT(calls_with_misses, 0);
+  EXPECT_NEAR(small->Target(slow_reads, false, 1e6),
+              1.05 * small->bytes_read / 1e9 + 1e-3 * calls_with_misses, 1e-9);
   const auto four = Run(8, 4);
   ASSERT_TRUE(four.ok());
   EXPECT_EQ(four->tokens, 16) << "of five calls of four tokens the first is not timed";

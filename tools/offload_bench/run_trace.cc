@@ -69,11 +69,22 @@ double CpuSeconds() {
 
 }  // namespace
 
-double TraceRun::Bound(double io_rate, double compute_rate) const {
+double TraceRun::Bound(const Rates& rates, bool share_cpus) const {
   double sum = 0;
-  for (const auto& [read, computed] : call_bytes)
-    sum += std::max(read / io_rate, computed / compute_rate);
+  for (const auto& [read, computed] : call_bytes) {
+    double least = std::max(read / rates.io, computed / rates.compute);
+    if (share_cpus) {
+      least = std::max(least, (read / rates.io_cpu + computed / rates.compute_cpu) / rates.cpus);
+    }
+    sum += least;
+  }
   return sum;
+}
+
+double TraceRun::Target(const Rates& rates, bool share_cpus, double chunk_bytes) const {
+  const auto with_misses = std::count_if(call_bytes.begin(), call_bytes.end(),
+                                         [](const auto& call) { return call.first > 0; });
+  return 1.05 * Bound(rates, share_cpus) + with_misses * chunk_bytes / rates.io;
 }
 
 absl::StatusOr<TraceRun> RunTrace(offload::Engine& engine, const offload::Trace& trace,

@@ -26,6 +26,16 @@ struct RunOptions {
   std::function<void(double)> progress;
 };
 
+// What bounds every schedule: bytes a second of the lanes alone and of calls whose experts are all
+// there, and bytes a CPU second of both, which share `cpus`.
+struct Rates {
+  double io = 0;
+  double compute = 0;
+  double io_cpu = 0;
+  double compute_cpu = 0;
+  int cpus = 1;
+};
+
 struct TraceRun {
   int64_t tokens = 0;  // timed
   int64_t calls = 0;   // timed
@@ -41,8 +51,11 @@ struct TraceRun {
   double hit_rate() const {
     return hits + misses > 0 ? static_cast<double>(hits) / (hits + misses) : 0;
   }
-  // Seconds that no schedule can go below, for bytes a second of reading and computing.
-  double Bound(double io_rate, double compute_rate) const;
+  // Seconds that no schedule can go below: a call takes as long as its reads, as its tiles, and,
+  // with `share_cpus`, as the CPU time of both.
+  double Bound(const Rates& rates, bool share_cpus) const;
+  // What is asked of a schedule: 1.05 of that, and the time of one chunk for a call with misses.
+  double Target(const Rates& rates, bool share_cpus, double chunk_bytes) const;
 };
 
 absl::StatusOr<TraceRun> RunTrace(offload::Engine& engine, const offload::Trace& trace,

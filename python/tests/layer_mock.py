@@ -1,6 +1,7 @@
 """Decoder layers of a mixture-of-experts model with vLLM's call pattern, two ranks on one device: parity and time.
 
-    python3 layer_mock.py [--results=FILE] [--device=cuda] [--layers=4] [--tokens=4,12,28] [--rounds=30] [--small]
+    python3 layer_mock.py [--results=FILE] [--device=cuda] [--layers=4] [--tokens=4,12,28] [--rounds=30]
+                          [--parts=eager,graph,compiled,time] [--small]
 
 A layer is norm -> attention -> norm -> experts and shared expert, each norm over (x, residual). Three ways to join:
   deferred      the experts' rows, un-finalized, go to the next norm: one op for finalize, sum over ranks, add and norm;
@@ -14,7 +15,7 @@ Parity: every layer's residual stream against a run in FP32 with the same routin
 over tokens) than 1.05 times the unfused one, in each of: eager, torch.compile, and a CUDA graph replayed with new
 inputs.
 Time: CUDA-graph replays of a whole forward, the variants in turn, deferred twice (A/A). Both ranks share the GPU's SMs.
-Prints one JSON line a result; exit status 1 where parity fails.
+Prints one JSON line a result, as soon as it is known; exit status 1 where parity fails.
 """
 
 import argparse
@@ -205,7 +206,7 @@ class Captured:
         with torch.cuda.graph(self.graph):
             self.outputs = model.forward(self.embedded, variant, self.routing)
 
-    def replay(self, embedded, routing):
+    def replay(self, embedded, _, routing):
         self.embedded.copy_(embedded)
         for buffer, ids in zip(self.routing, routing):
             buffer.copy_(ids)
@@ -214,26 +215,24 @@ class Captured:
         return self.outputs
 
 
-def parity(model, tokens, cuda):
-    """Lines of parity for three inputs: each way of running against the unfused eager one."""
+def parity(model, tokens, parts):
+    """Yields lines of parity for three inputs: each way of running against the unfused eager one."""
     inputs = [model._draw(tokens, model.sizes.hidden, fan=1, seed=900 + n) for n in range(3)]
     exact = [model.oracle(embedded) for embedded in inputs]
     stock = [distances(model.forward(e, "unfused", r)[1], streams) for e, (r, streams) in zip(inputs, exact)]
-    ways = {"eager": model.forward}
-    compiled = torch.compile(model.forward, fullgraph=True, dynamic=False, backend="inductor" if cuda else "aot_eager")
-    ways["compiled"] = compiled
-    lines = []
-    for variant in ("deferred", "not_deferred"):
-        if cuda:
-            captured = Captured(model, variant, inputs[0], exact[0][0])
-            ways["graph"] = lambda embedded, _, routing: captured.replay(embedded, routing)
-        for way, forward in ways.items():
+    cuda = model.device.type == "cuda"
+    ways = {"eager": lambda variant: model.forward,
+            "graph": lambda variant: Captured(model, variant, inputs[0], exact[0][0]).replay,
+            "compiled": lambda variant: torch.compile(model.forward, fullgraph=True, dynamic=False,
+                                                      backend="inductor" if cuda else "aot_eager")}
+    for way in ways:
+        for variant in ("deferred", "not_deferred") if way in parts else ():
+            forward = ways[way](variant)
             got = [distances(forward(e, variant, r)[1], streams) for e, (r, streams) in zip(inputs, exact)]
             worst = max(mine / theirs for a, b in zip(got, stock) for mine, theirs in zip(a, b))
-            lines.append(dict(what="parity", way=way, variant=variant, tokens=tokens, inputs=len(inputs),
-                              places=len(stock[0]), distance=max(map(max, got)), unfused=max(map(max, stock)),
-                              worst_ratio=round(worst, 4), passed=worst <= 1.05))
-    return lines
+            yield dict(what="parity", way=way, variant=variant, tokens=tokens, inputs=len(inputs),
+                       places=len(stock[0]), distance=max(map(max, got)), unfused=max(map(max, stock)),
+                       worst_ratio=round(worst, 4), passed=worst <= 1.05)
 
 
 def timing(model, tokens, rounds):
@@ -262,26 +261,36 @@ def timing(model, tokens, rounds):
     base = [value for value in took["deferred"]]
     for name in ("not_deferred", "unfused", "deferred_again"):
         line[f"{name}/deferred"] = round(statistics.median(a / b for a, b in zip(took[name], base)), 4)
-    return [line]
+    return line
 
 
 def rank_main(options, rank, world):
     cuda = options.device == "cuda"
     device = torch.device("cuda:0" if cuda else "cpu")
     sizes = SMALL if options.small else Sizes()
-    tokens = [int(text) for text in options.tokens.split(",")]
-    lines = []
+    tokens, parts, lines = [int(text) for text in options.tokens.split(",")], options.parts.split(","), []
+
+    def say(line):
+        lines.append(dict(line, rank=rank, device=torch.cuda.get_device_name() if cuda else "CPU",
+                          torch=torch.__version__, mps="CUDA_MPS_PIPE_DIRECTORY" in os.environ))
+        text = json.dumps(lines[-1]) + "\n"
+        print(text, end="", flush=True)
+        if options.results:
+            with open(options.results, "a", encoding="utf-8") as file:
+                file.write(text)
+
     with contextlib.ExitStack() as stack:
         communicator = stack.enter_context(stoker.Communicator.from_process_group(
-            device=device, max_tokens=max(tokens), hidden_max=sizes.hidden, name="layer-mock", timeout=120))
+            device=device, max_tokens=max(tokens), hidden_max=sizes.hidden, name="layer-mock", timeout=60))
         stack.enter_context(torch.no_grad())
         model = Model(sizes, options.layers, rank, device, communicator)
-        lines += parity(model, tokens[len(tokens) // 2], cuda)
-        if cuda:
+        for line in parity(model, tokens[len(tokens) // 2], parts):
+            say(line)
+        if "time" in parts:
             model.reduce_experts, model.add_rms_norm = (torch.compile(f, dynamic=False)
                                                         for f in (reduce_experts, add_rms_norm))
             for count in tokens:
-                lines += timing(model, count, options.rounds)
+                say(timing(model, count, options.rounds))
         assert communicator.health() is None, communicator.health()
         dist.barrier()
     return lines
@@ -294,6 +303,7 @@ def main(arguments=None):
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--tokens", default="4,12,28")
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--parts", default="eager,graph,compiled,time")
     parser.add_argument("--small", action="store_true", help="small sizes, for a machine without a GPU")
     options = parser.parse_args(arguments)
     start = time.monotonic()
@@ -306,18 +316,9 @@ def main(arguments=None):
     if failed:
         print(f"layer_mock FAILED: {'; '.join(failed)}")
         return 1
-    name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    lines = [dict(line, rank=rank, device=name, torch=torch.__version__,
-                  mps="CUDA_MPS_PIPE_DIRECTORY" in os.environ)
-             for rank, lines in enumerate(results) for line in lines]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    print(text, end="")
-    if options.results:
-        with open(options.results, "a", encoding="utf-8") as file:
-            file.write(text)
-    passed = [line["passed"] for line in lines if line["what"] == "parity"]
+    passed = [line["passed"] for lines in results for line in lines if line["what"] == "parity"]
     print(f"layer_mock: {sum(passed)} of {len(passed)} parities passed in {time.monotonic() - start:.0f} s")
-    return 0 if all(passed) and passed else 1
+    return 0 if all(passed) else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Runs a function in several rank processes, with gloo for the set-up."""
 
+import ctypes
 import os
+import signal
 import tempfile
 import time
 
@@ -8,7 +10,14 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
+def _end_with_the_parent():
+    """A rank whose parent is killed must not go on waiting for its peers, with the GPU."""
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
 def _rank_main(rank, world, store, body, results):
+    _end_with_the_parent()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     try:

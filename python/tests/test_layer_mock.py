@@ -4,7 +4,7 @@ import json
 
 import layer_mock
 
-ARGUMENTS = ["--device=cpu", "--small", "--layers=2", "--tokens=3,5"]
+ARGUMENTS = ["--device=cpu", "--small", "--layers=2", "--tokens=3,5", "--parts=eager,compiled"]
 
 
 def test_every_way_is_as_near_to_fp32_as_the_unfused_layers(tmp_path):

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs the GPU tests of the bundle that this script lies in, and writes logs into FOLDER.
-#   ./run.sh FOLDER [gpu] [processes] [mps] [python] [layers] [sanitizer] [demo]        (default: all)
+#   ./run.sh FOLDER [gpu] [processes] [mps] [python] [layers] [flashinfer] [sanitizer] [demo]   (default: all)
 # Needs a driver for CUDA 13; `python` needs a python3 with torch 2.10 or newer for CUDA 13 and pytest;
-# `layers` needs those too, and Triton; `mps`, `layers` and `sanitizer` need nvidia-cuda-mps-control and
-# compute-sanitizer, and say so where they lack.
+# `layers` and `flashinfer` need those too, `layers` Triton; `mps`, these two and `sanitizer` need
+# nvidia-cuda-mps-control and compute-sanitizer, and say so where they lack.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 folder=${1:?"usage: run.sh FOLDER [what ...]"}
@@ -49,7 +49,7 @@ with_package() { # command...
   LD_LIBRARY_PATH="$here/ops${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" PYTHONDONTWRITEBYTECODE=1 "$@"
 }
 
-for what in "${@:-gpu processes mps python layers sanitizer demo}"; do for part in $what; do
+for what in "${@:-gpu processes mps python layers flashinfer sanitizer demo}"; do for part in $what; do
   case $part in
     gpu)
       step gpu_tests 300 "$here/bin/gpu_tests"
@@ -62,11 +62,14 @@ for what in "${@:-gpu processes mps python layers sanitizer demo}"; do for part 
       mps_stop ;;
     python)
       with_package step python_gpu 300 python3 -m pytest -q -p no:cacheprovider "$here/python/tests/test_gpu.py" ;;
-    layers)  # two ranks on one GPU: decoder layers, and the parameters of FlashInfer's tests
+    layers)  # decoder layers of two ranks on one GPU
       mps_start "layers" || continue
-      with_package step flashinfer_parameters 150 python3 -m pytest -q -p no:cacheprovider \
-        "$here/python/tests/test_flashinfer_parameters.py"
       with_package step layer_mock 180 python3 "$here/python/tests/layer_mock.py" --results="$folder/layer_mock.jsonl"
+      mps_stop ;;
+    flashinfer)  # the parameters of FlashInfer's own tests, two and four ranks on one GPU
+      mps_start "flashinfer" || continue
+      with_package step flashinfer_parameters 180 python3 -m pytest -q -s -p no:cacheprovider \
+        "$here/python/tests/test_flashinfer_parameters.py"
       mps_stop ;;
     sanitizer)
       if ! command -v compute-sanitizer > /dev/null; then

@@ -1,9 +1,7 @@
 """Norms that take un-reduced input: an RMSNorm instance is turned into one of these, nothing else is touched."""
 
-from vllm.model_executor.layers.fused_moe.moe_output import MoEOutput, UnfinalizedMoEOutput
+from vllm.model_executor.layers.fused_moe.moe_output import MoEOutput
 from vllm.model_executor.layers.layernorm import RMSNorm
-
-from stoker.vllm.runner import identity_indices
 
 
 class ConsumerNorm(RMSNorm):
@@ -18,26 +16,12 @@ class ConsumerNorm(RMSNorm):
 
     def forward(self, x, residual=None):
         if isinstance(x, MoEOutput):
-            return self._take(x, residual)
+            return self.stoker_tail.take(x.routed, x.shared_output, x.routed_scaling_factor, residual,
+                                         self.weight.data, self.variance_epsilon, self.stoker_site)
         if self.stoker_partial and residual is not None:
             return self.stoker_tail.allreduce_rmsnorm(x, residual, self.weight.data, self.variance_epsilon,
                                                       self.stoker_site)
         return super().forward(x, residual)
-
-    def _take(self, output, residual):
-        routed = output.routed
-        if isinstance(routed, UnfinalizedMoEOutput):
-            rows, indices = routed.gemm2_permuted, routed.expanded_idx_to_permuted_idx
-            weights = routed.expert_weights.contiguous()
-        elif output.shared_output is None and output.routed_scaling_factor == 1.0:
-            return self.stoker_tail.allreduce_rmsnorm(routed, residual, self.weight.data, self.variance_epsilon,
-                                                      self.stoker_site)
-        else:  # finalized already: one row a token, with weight 1
-            rows, indices = routed, identity_indices(routed.shape[0], 1, routed.device)
-            weights = None
-        return self.stoker_tail.finalize_allreduce_rmsnorm(
-            rows, indices, weights, output.shared_output, output.routed_scaling_factor, residual, self.weight.data,
-            self.variance_epsilon, self.stoker_site)
 
 
 def refusal(norm):

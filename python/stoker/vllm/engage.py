@@ -5,11 +5,13 @@ import logging
 
 import torch
 import torch.distributed as dist
+import vllm.ir
+from vllm.distributed import tensor_model_parallel_all_reduce
 from vllm.distributed.parallel_state import get_tp_group, in_the_same_node_as
 from vllm.platforms import current_platform
 
 import stoker
-from stoker.vllm import consumer, gate, health, tail as tails
+from stoker.vllm import consumer, fuse_pass, gate, health, tail as tails
 from stoker.vllm.runner import StokerMoERunner, register_runner
 
 logger = logging.getLogger("vllm.stoker")
@@ -23,19 +25,37 @@ class Engagement:
     mode: str
     reason: str | None = None
     tail: tails.Tail | None = None
+    compiled: bool = False  # by vLLM, with the graph pass; else the layers are replaced
 
 
 def prepare(vllm_config) -> Engagement:
     """Before the model is built; collective over the tensor-parallel group. Never raises for what it can refuse."""
     mode, _ = gate.mode_of()
     group = get_tp_group()
-    reason = gate.reason_off(mode, _facts(vllm_config, group)) or register_runner()
+    facts = _facts(vllm_config, group)
+    compiled = facts.compilation == "vllm"
+    reason = gate.reason_off(mode, facts) or register_runner()
+    if reason is None and compiled and fuse_pass.in_use():
+        reason = "another compiled model of this process has the graph pass"
     if reason is not None:
         return Engagement(mode, reason)
     hidden, capacity = vllm_config.model_config.get_hidden_size(), gate.max_tokens()
     capacity = min(capacity, vllm_config.scheduler_config.max_num_batched_tokens)
-    if mode == "reference":
-        return Engagement(mode, tail=tails.Tail(_device_group(group), capacity, hidden))
+    communicator = None
+    if mode != "reference":
+        communicator, reason = _communicator(group, capacity, hidden)
+        if reason is not None:
+            return Engagement(mode, reason)
+    tail = tails.Tail(_device_group(group), capacity, hidden, communicator, unfused=_vllms_own)
+    if compiled:
+        from stoker.vllm import graph_tier
+
+        graph_tier.install(vllm_config, tail, group.unique_name)
+    return Engagement(mode, tail=tail, compiled=compiled)
+
+
+def _communicator(group, capacity, hidden):
+    """(communicator, None), or (None, why there is none): the same on all ranks."""
     global _engines
     _engines += 1
     communicator, error = None, None
@@ -50,8 +70,38 @@ def prepare(vllm_config) -> Engagement:
     if made.item() == 0:  # on all ranks or on none
         if communicator is not None:
             communicator.close()
-        return Engagement(mode, error or "another rank could not make its communicator")
-    return Engagement(mode, tail=tails.Tail(_device_group(group), capacity, hidden, communicator))
+        return None, error or "another rank could not make its communicator"
+    return communicator, None
+
+
+def _vllms_own(partial, residual, gamma, eps):
+    """Steps beyond the workspace: vLLM's all-reduce, then its norm. (norm_out, residual_out)"""
+    total = tensor_model_parallel_all_reduce(partial)
+    if residual is None:
+        return vllm.ir.ops.rms_norm(total, gamma, eps), total
+    return vllm.ir.ops.fused_add_rms_norm(total, residual, gamma, eps)
+
+
+class EngagedModel:
+    """Mixed into a vLLM model class with a `model` of decoder layers. Where the gate refuses, nothing is changed."""
+
+    def __init__(self, *, vllm_config, prefix=""):
+        self.__dict__["_stoker"] = engagement = prepare(vllm_config)
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        arm(self.model, engagement)
+
+    def forward(self, *args, **kwargs):
+        tails.count("forwards")
+        return super().forward(*args, **kwargs)
+
+    def compute_logits(self, hidden_states, *args, **kwargs):
+        # Once a step, on every rank, outside captured graphs: the step's launches are done, then one host read.
+        shared = self._stoker.tail
+        if shared is not None and shared.communicator is not None:
+            if hidden_states.is_cuda and not torch.cuda.is_current_stream_capturing():
+                torch.cuda.current_stream().synchronize()
+            shared.check()
+        return super().compute_logits(hidden_states, *args, **kwargs)
 
 
 def _device_group(group):
@@ -84,12 +134,14 @@ def arm(model, engagement):
     successors = [layer.input_layernorm for layer in layers[1:]] + [model.norm]
     norms, experts, why_not = 0, 0, []
     for index, (layer, successor) in enumerate(zip(layers, successors)):
-        reason = arm_attention(layer, engagement.tail, 2 * index + 1)
-        norms += reason is None
-        why_not += [f"layer {index}: {reason}"] if reason else []
-        reason = arm_experts(layer, successor, engagement.tail, 2 * index + 2)
+        if engagement.compiled:
+            attention, reason = None, compiled_experts(layer)
+        else:
+            attention = arm_attention(layer, engagement.tail, 2 * index + 1)
+            reason = arm_experts(layer, successor, engagement.tail, 2 * index + 2)
+        norms += attention is None
         experts += reason is None
-        why_not += [f"layer {index}: {reason}"] if reason else []
+        why_not += [f"layer {index}: {why}" for why in (attention, reason) if why]
     if engagement.tail.communicator is not None:
         health.Watcher(engagement.tail.communicator.health).start()
     if rank0:
@@ -120,12 +172,27 @@ def arm_experts(layer, successor, tail, site):
     return reason
 
 
+def compiled_experts(layer):
+    """Why the graph pass cannot take this layer's experts into the tail, or None."""
+    from stoker.vllm import graph_tier
+
+    runner = getattr(layer.mlp, "experts", None)
+    if not isinstance(runner, StokerMoERunner):
+        return "it has no mixture of experts"
+    if current_platform.is_cpu():
+        graph_tier.as_op(runner)
+    if runner.routed_scaling_factor != 1.0:
+        return "its experts are scaled in the graph"
+    return runner.stoker_refusal()
+
+
 def summary(engagement, norms, experts, layers, why_not):
     tail = engagement.tail
     if tail.communicator is None:
         how = "the unfused reference path"
     else:
         how = repr(tail.communicator)
-    text = (f"Stoker is on ({engagement.mode}): {norms} attention and {experts} expert tails of {layers} layers, "
+    by = "by graph pass, " if engagement.compiled else ""
+    text = (f"Stoker is on ({engagement.mode}): {norms} attention and {experts} expert tails of {layers} layers, {by}"
             f"up to {tail.capacity} tokens, {how}")
     return text + ("" if not why_not else "; not fused: " + ", ".join(why_not))

@@ -28,7 +28,8 @@ class Facts:
     sequence_parallel: bool = False
     draft_model: bool = False
     sleep_mode: bool = False
-    compiled: bool = False
+    compilation: str = "none"  # "none", "vllm" (VLLM_COMPILE with Inductor: the graph pass), or another
+    graph_pass_taken: bool = False  # the user has set a post-grad pass, and there is room for one
     context_parallel: int = 1
     expert_balancing: bool = False
     dtype: str = "bfloat16"
@@ -71,7 +72,9 @@ def reason_off(mode, facts):
         (facts.draft_model, "speculative decoding: a draft head or its auxiliary hidden states"
                             " take the layer's reduced output"),
         (facts.sleep_mode, "sleep mode: it would release memory that peers have mapped"),
-        (facts.compiled, "the model is compiled; the plug-in's layers run with --enforce-eager"),
+        (facts.compilation not in ("none", "vllm"),
+         f"the model is compiled with {facts.compilation}; supported: vLLM's own compilation, or --enforce-eager"),
+        (facts.graph_pass_taken, "another post_grad_custom_post_pass is set, and vLLM takes one"),
         (facts.dtype not in ("bfloat16", "float16"), f"dtype {facts.dtype}; supported: bfloat16, float16"),
         (facts.device != "cpu" and facts.device not in ARCHITECTURES,
          f"GPU {facts.device}; supported: {', '.join(ARCHITECTURES)}"),
@@ -99,7 +102,9 @@ def facts_of(vllm_config, world, hosts=1, device="cpu", peer_access=True):
                                or getattr(passes, "enable_sp", False)),
         draft_model=vllm_config.speculative_config is not None,
         sleep_mode=bool(getattr(model, "enable_sleep_mode", False)),
-        compiled=int(compilation.mode or 0) != 0,
+        compilation=_compilation(compilation),
+        graph_pass_taken=_compilation(compilation) == "vllm"
+        and "post_grad_custom_post_pass" in compilation.inductor_compile_config,
         context_parallel=max(getattr(parallel, "prefill_context_parallel_size", 1),
                              getattr(parallel, "decode_context_parallel_size", 1)),
         expert_balancing=bool(getattr(parallel, "enable_eplb", False)),
@@ -108,6 +113,14 @@ def facts_of(vllm_config, world, hosts=1, device="cpu", peer_access=True):
         device=device,
         peer_access=peer_access,
     )
+
+
+def _compilation(compilation):
+    modes = ("none", "STOCK_TORCH_COMPILE", "DYNAMO_TRACE_ONCE", "vllm")
+    mode = modes[int(compilation.mode or 0)]
+    if mode == "vllm" and compilation.backend not in ("", "inductor"):
+        return f"VLLM_COMPILE and the backend {compilation.backend}"
+    return mode
 
 
 def max_tokens(environment=None):

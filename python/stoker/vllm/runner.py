@@ -1,7 +1,8 @@
 """Tier B: a MoERunner that leaves the experts' rows un-finalized for the norm that follows.
 
 Registered out of tree under vLLM's own name, so every MoE layer is one of these; a layer that is not armed runs vLLM's
-code unchanged. An armed layer returns vLLM's MoEOutput, which only an armed norm (consumer.py) may take.
+code unchanged. An armed layer returns vLLM's MoEOutput, which only an armed norm (consumer.py) may take. In a compiled
+model nothing is armed: the graph pass calls `stoker_experts` where it has put the layer's tail into one op.
 
 Where the rows come from:
   * experts that return UnfinalizedMoEOutput by themselves;
@@ -22,16 +23,15 @@ from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import (
     TopKWeightAndReduceDelegate,
 )
 
-
-def identity_indices(tokens, top_k, device):
-    return torch.arange(tokens * top_k, dtype=torch.int32, device=device).view(tokens, top_k)
+from stoker.vllm.tail import identity_indices
 
 
 class CatchingPrepareFinalize:
-    """Stands in for a prepare_finalize object and keeps what its finalize was given."""
+    """Stands in for a prepare_finalize object and, while `stoker_on`, keeps what its finalize was given."""
 
     def __init__(self, inner):
         self.inner = inner
+        self.stoker_on = False
         self.caught = None
 
     def __getattr__(self, name):
@@ -39,7 +39,8 @@ class CatchingPrepareFinalize:
 
     def finalize(self, output, fused_expert_output, topk_weights, topk_ids, apply_router_weight_on_input,
                  weight_and_reduce_impl):
-        if not isinstance(weight_and_reduce_impl, (TopKWeightAndReduceDelegate, TopKWeightAndReduceContiguous)):
+        if not self.stoker_on or not isinstance(weight_and_reduce_impl,
+                                                (TopKWeightAndReduceDelegate, TopKWeightAndReduceContiguous)):
             return self.inner.finalize(output, fused_expert_output, topk_weights, topk_ids,
                                        apply_router_weight_on_input, weight_and_reduce_impl)
         tokens, top_k = topk_ids.shape
@@ -56,10 +57,12 @@ class CatchingPrepareFinalize:
 
 
 def leave_cpu_rows_unfinalized(experts):
-    """Lets vLLM's CPU experts return rows: each route is its own token with weight 1."""
+    """Lets vLLM's CPU experts return rows while their `stoker_on`: each route is its own token with weight 1."""
     kind = type(experts)
 
     def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, *args, **kwargs):
+        if not self.stoker_on:
+            return kind.apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, *args, **kwargs)
         tokens, top_k = topk_ids.shape
         rows = hidden_states.new_empty(tokens * top_k, output.shape[-1])
         one = torch.ones(tokens * top_k, 1, dtype=topk_weights.dtype)
@@ -67,14 +70,15 @@ def leave_cpu_rows_unfinalized(experts):
                    *args, **kwargs)
         return UnfinalizedMoEOutput(rows, topk_weights, identity_indices(tokens, top_k, rows.device))
 
-    experts.__class__ = type("StokerUnfinalized" + kind.__name__, (kind,), {"apply": apply})
+    experts.__class__ = type("StokerUnfinalized" + kind.__name__, (kind,), {"apply": apply, "stoker_on": False})
 
 
 class StokerMoERunner(MoERunner):
     """vLLM's runner; after `arm` its forward returns a MoEOutput with the reduction left to the next norm."""
 
     stoker_tail = None
-    _stoker_catcher = None
+    _stoker_switch = None  # what makes the experts leave their rows while its stoker_on; None: nothing can
+    _stoker_prepared = False
 
     def stoker_refusal(self):
         """Why this layer cannot defer, or None."""
@@ -96,30 +100,44 @@ class StokerMoERunner(MoERunner):
 
     def _stoker_prepare(self):
         """Once, at the first call: the kernel is there only after the weights are loaded."""
+        self._stoker_prepared = True
         kernel = self._quant_method.moe_kernel
         if kernel is None or not isinstance(kernel.impl, mk.FusedMoEKernelModularImpl):
             return
         if isinstance(kernel.impl.fused_experts, CPUUnquantizedExperts):
             leave_cpu_rows_unfinalized(kernel.impl.fused_experts)
-        elif not isinstance(kernel.impl.prepare_finalize, CatchingPrepareFinalize):
-            kernel.impl.prepare_finalize = CatchingPrepareFinalize(kernel.impl.prepare_finalize)
-        if isinstance(kernel.impl.prepare_finalize, CatchingPrepareFinalize):
-            self._stoker_catcher = kernel.impl.prepare_finalize
+            self._stoker_switch = kernel.impl.fused_experts
+        else:
+            if not isinstance(kernel.impl.prepare_finalize, CatchingPrepareFinalize):
+                kernel.impl.prepare_finalize = CatchingPrepareFinalize(kernel.impl.prepare_finalize)
+            self._stoker_switch = kernel.impl.prepare_finalize
+
+    def stoker_experts(self, hidden_states, router_logits, shared_experts_input, input_ids, catch=True):
+        """(routed, shared): what the experts left of this rank's share, with `catch` un-finalized where they can."""
+        if not self._stoker_prepared:
+            self._stoker_prepare()
+        switch = self._stoker_switch if catch else None
+        if switch is not None:
+            switch.stoker_on = True
+        try:
+            shared, routed = _unpack(self._forward_impl(hidden_states, router_logits, shared_experts_input, input_ids))
+        finally:
+            if switch is not None:
+                switch.stoker_on = False
+        if self._fused_output_is_reduced:
+            raise RuntimeError(f"stoker: {self.layer_name}: the experts' kernel already sums over ranks; "
+                               "set STOKER_VLLM=off for this model")
+        if isinstance(switch, CatchingPrepareFinalize):
+            routed = switch.take() or routed
+        return routed, shared
 
     def forward(self, hidden_states, router_logits, input_ids=None, shared_experts_input=None):
         if self.stoker_tail is None:
             return super().forward(hidden_states, router_logits, input_ids, shared_experts_input)
-        if not getattr(self, "_stoker_prepared", False):
-            self._stoker_prepare()
-            self._stoker_prepared = True
         if shared_experts_input is None and self._shared_experts is not None:
             shared_experts_input = hidden_states
-        shared, routed = _unpack(self._forward_impl(hidden_states, router_logits, shared_experts_input, input_ids))
-        if self._fused_output_is_reduced:
-            raise RuntimeError(f"stoker: {self.layer_name}: the experts' kernel already sums over ranks; "
-                               "set STOKER_VLLM=off for this model")
-        if self._stoker_catcher is not None:
-            routed = self._stoker_catcher.take() or routed
+        fits = self.stoker_tail.refusal(hidden_states.shape[0], hidden_states.shape[1], hidden_states.dtype) is None
+        routed, shared = self.stoker_experts(hidden_states, router_logits, shared_experts_input, input_ids, fits)
         return MoEOutput(routed=routed, shared_output=shared, routed_scaling_factor=self.routed_scaling_factor)
 
 

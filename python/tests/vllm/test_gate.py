@@ -27,7 +27,8 @@ REASONS = {
     "LoRA": dict(lora=True),
     "draft head": dict(draft_model=True),
     "sleep mode": dict(sleep_mode=True),
-    "compiled": dict(compiled=True),
+    "compiled with STOCK_TORCH_COMPILE": dict(compilation="STOCK_TORCH_COMPILE"),
+    "another post_grad_custom_post_pass": dict(graph_pass_taken=True),
     "dtype float32": dict(dtype="float32"),
     "GPU sm_75": dict(device="sm_75"),
     "no peer access": dict(device="sm_90", peer_access=False),
@@ -84,7 +85,8 @@ def config(**changes):
                     use_sequence_parallel_moe=False, prefill_context_parallel_size=1,
                     decode_context_parallel_size=1, enable_eplb=False)
     model = dict(dtype="torch.bfloat16", enable_sleep_mode=False)
-    compilation = dict(mode=0, pass_config=types.SimpleNamespace(enable_sp=False))
+    compilation = dict(mode=0, backend="", pass_config=types.SimpleNamespace(enable_sp=False),
+                       inductor_compile_config={})
     top = dict(lora_config=None, speculative_config=None)
     for name, value in changes.items():
         next(part for part in (parallel, model, compilation, top) if name in part)[name] = value
@@ -99,7 +101,7 @@ READ = {"pipeline_parallel_size": (2, "pipeline"), "data_parallel_size": (2, "da
         "pass_config": (types.SimpleNamespace(enable_sp=True), "sequence_parallel"),
         "prefill_context_parallel_size": (2, "context_parallel"),
         "decode_context_parallel_size": (2, "context_parallel"), "enable_eplb": (True, "expert_balancing"),
-        "dtype": ("torch.float32", "dtype"), "enable_sleep_mode": (True, "sleep_mode"), "mode": (3, "compiled"),
+        "dtype": ("torch.float32", "dtype"), "enable_sleep_mode": (True, "sleep_mode"), "mode": (1, "compilation"),
         "lora_config": (object(), "lora"), "speculative_config": (object(), "draft_model")}
 
 
@@ -111,6 +113,17 @@ def test_a_fact_is_read_from_the_configuration(name):
                  if getattr(plain, f.name) != getattr(changed, f.name)}
     assert different == {fact}
     assert gate.reason_off("on", plain) is None and gate.reason_off("on", changed) is not None
+
+
+@pytest.mark.parametrize("backend,taken,reason", [
+    ("", {}, None), ("inductor", {}, None), ("eager", {}, "VLLM_COMPILE and the backend eager"),
+    ("inductor", {"post_grad_custom_post_pass": 1}, "another post_grad_custom_post_pass")])
+def test_vllms_own_compilation_is_allowed_with_inductor_and_room_for_the_pass(backend, taken, reason):
+    facts = gate.facts_of(config(mode=3, backend=backend, inductor_compile_config=taken), world=2)
+    got = gate.reason_off("on", facts)
+    assert got is None if reason is None else reason in got
+    eager = gate.facts_of(config(inductor_compile_config=taken), world=2)
+    assert gate.reason_off("on", eager) is None  # the pass is needed for compiled models alone
 
 
 STAND_IN = """

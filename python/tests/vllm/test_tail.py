@@ -16,6 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from test_ranks import run  # noqa: E402
 
 CAPACITY, HIDDEN = 8, 64
+OPS = (tails.PLAIN, tails.EXPERTS)
 
 
 def inputs(tokens, hidden, rank, dtype=torch.bfloat16):
@@ -45,13 +46,21 @@ def _paths(rank, world):
         plain = tails.Tail(dist.group.WORLD, CAPACITY, HIDDEN, None, strict=False)
         got, counted = both(fused, inputs(5, HIDDEN, rank))
         wanted, counted_plain = both(plain, inputs(5, HIDDEN, rank))
-        assert counted == {"fused": 2} and counted_plain == {"reference": 2}
+        assert counted == {f"{op} fused": 1 for op in OPS} and counted_plain == {f"{op} reference": 1 for op in OPS}
         assert got == wanted
         # One token more than the workspace takes: the same bits for the tokens before, on the unfused path.
         large = inputs(CAPACITY + 1, HIDDEN, rank)
         beyond, counted = both(fused, large)
-        assert counted == {"fallback: tokens above the workspace": 2}
+        assert counted == {f"{op} fallback: tokens above the workspace": 1 for op in OPS}
         assert beyond == both(plain, large)[0]
+        # What vLLM does itself: its own all-reduce and norm get the partial sums.
+        given = []
+        own = tails.Tail(dist.group.WORLD, CAPACITY, HIDDEN, communicator, strict=False,
+                         unfused=lambda *arguments: given.append(arguments) or (large["shared"], large["residual"]))
+        both(own, large)
+        wanted = torch.ops.stoker.moe_finalize(large["rows"], large["indices"], large["weights"],
+                                               shared=large["shared"], routed_scaling_factor=2.5)
+        assert torch.equal(given[0][0], wanted) and torch.equal(given[1][0], large["shared"])
         for shape, reason in (((3, 2 * HIDDEN), "hidden size"), ((3, 20), "hidden size")):
             assert fused.refusal(*shape, torch.bfloat16) == reason
         assert fused.refusal(3, HIDDEN, torch.float32) == "dtype"
@@ -60,6 +69,34 @@ def _paths(rank, world):
         with pytest.raises(RuntimeError, match="9 tokens of 64.*takes 8 tokens.*STOKER_STRICT"):
             both(strict, large)
         return "done"
+
+
+class Unfinalized:  # vLLM's UnfinalizedMoEOutput
+    def __init__(self, given):
+        self.gemm2_permuted, self.expert_weights = given["rows"], given["weights"]
+        self.expanded_idx_to_permuted_idx = given["indices"]
+
+
+def _take(rank, world):
+    """What experts leave: rows, or a finalized share with or without a shared expert, on the path that fits."""
+    with stoker.Communicator.from_process_group(device="cpu", max_tokens=CAPACITY, hidden_max=HIDDEN, name="take",
+                                                timeout=20) as communicator:
+        tail, given = tails.Tail(dist.group.WORLD, CAPACITY, HIDDEN, communicator), inputs(5, HIDDEN, rank)
+        rest = (given["residual"], given["gamma"], 1e-5, 1)
+        rows = tail.take(Unfinalized(given), given["shared"], 2.5, *rest)
+        finalized = torch.ops.stoker.moe_finalize(given["rows"], given["indices"], given["weights"],
+                                                  shared=given["shared"], routed_scaling_factor=2.5)
+        tails._counters.clear()
+        for routed, shared, scaling, op in ((finalized, None, 1.0, tails.PLAIN), (finalized, 0 * finalized, 1.0,
+                                                                                  tails.EXPERTS)):
+            got = tail.take(routed, shared, scaling, *rest)
+            assert all(torch.equal(a, b) for a, b in zip(got, rows))
+            assert tails.counters()[f"{op} fused"] == 1
+    return "done"
+
+
+def test_what_experts_leave_is_taken():
+    assert run(2, _take) == ["done", "done"]
 
 
 def test_fused_reference_and_fallback_give_the_same_bits_and_are_counted():

@@ -72,12 +72,31 @@ std::vector<Exploration> Explorations() {
   }
   {
     Scenario& s = add("FinalizeOfTwoWarps", 5000);
-    s.finalize = true;
+    s.source = Source::kFinalize;
     s.row_warps = 2;
     s.packets = 33;
     s.tokens = {2, 1, 2, 2};
     s.early_trigger = true;
     s.limits.resident_ctas = 2;
+  }
+  {
+    // More experts than a chunk has rows.
+    Scenario& s = add("ReductionOfTwoWarps", 500);
+    s.source = Source::kReduction;
+    s.row_warps = 2;
+    s.packets = 33;
+    s.tokens = {2, 1, 2, 2};
+    s.early_trigger = true;
+    s.limits.resident_ctas = 2;
+  }
+  {
+    Scenario& s = add("ReductionInTwoShots", 1000);
+    s.world = 3;
+    s.clusters = 2;
+    s.packets = 2;
+    s.source = Source::kReduction;
+    s.two_shot = true;
+    s.tokens = {3, 2, 0, 4};
   }
   {
     Scenario& s = add("LargeOneShot", 15000);
@@ -112,7 +131,7 @@ std::vector<Exploration> Explorations() {
     s.cluster_size = 2;
     s.row_warps = 2;
     s.packets = 66;
-    s.finalize = true;
+    s.source = Source::kFinalize;
     s.tokens = {3, 2, 2, 2};
   }
   return all;

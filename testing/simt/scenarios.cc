@@ -115,7 +115,7 @@ std::vector<Scenario> Faults() {
   }
   {
     Scenario s = Fault3("AnIndexIsOutOfRange");
-    s.finalize = true;
+    s.source = Source::kFinalize;
     s.fault = {.rank = 0, .launch = 1, .index_out_of_range = true};
     s.codes = Bit(comm::FailureCode::kIndexOutOfRange);
     s.end_ns = 80 * kMs;

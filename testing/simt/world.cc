@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kArenaBytes = 1 << 20;
 constexpr int kTopK = 2;
 constexpr int kRowsPerToken = 2;
+constexpr int kExperts = 9;  // of a reduction: a chunk and one
 
 uint16_t RandomElement(Random& random, Payload payload) {
   if (payload == Payload::kNan && random.Below(3) == 0) return comm::kStoredNan;
@@ -144,10 +145,15 @@ void World::MakeLaunches() {
           s.fault.rank == r && (s.fault.launch < 0 || s.fault.launch == i) ? &s.fault : nullptr;
       const int tokens = fault != nullptr && fault->tokens >= 0 ? fault->tokens : s.tokens[i];
       const int64_t row_count = int64_t{kRowsPerToken} * layout_.capacity;
-      const int64_t rows = s.finalize ? row_count : layout_.capacity;
+      const int64_t rows = s.source == Source::kFinalize    ? row_count
+                           : s.source == Source::kReduction ? int64_t{kExperts} * layout_.capacity
+                                                            : layout_.capacity;
       const int64_t input = Take(rows * hidden * 2);
       const int64_t indices = Take(int64_t{layout_.capacity} * kTopK * 4);
       const int64_t weights = Take(int64_t{layout_.capacity} * kTopK * 4);
+      const int64_t scale_count =
+          s.source == Source::kReduction ? int64_t{layout_.capacity} * kExperts : 0;
+      const int64_t scales = Take(scale_count * 4);
       for (int64_t k = 0; k < rows * hidden; ++k) {
         At<uint16_t>(input)[k] = RandomElement(random, s.payload);
       }
@@ -163,8 +169,14 @@ void World::MakeLaunches() {
                                             .weight_type = moe::ScalarType::kFp32,
                                             .top_k = kTopK,
                                             .routed_scaling_factor = 2.5f};
-      partials.push_back(s.finalize
-                             ? moe::ReferencePartial(shape, finalize)
+      for (int64_t k = 0; k < scale_count; ++k) {
+        At<float>(scales)[k] = 0.125f * static_cast<float>(random.Below(8));
+      }
+      const moe::ReductionArguments reduction{
+          .rows = At<void>(input), .scales = At<float>(scales), .experts = kExperts};
+      partials.push_back(s.source == Source::kFinalize ? moe::ReferencePartial(shape, finalize)
+                         : s.source == Source::kReduction
+                             ? moe::ReferencePartial(shape, reduction)
                              : moe::Rows(At<uint16_t>(input),
                                          At<uint16_t>(input) + int64_t{s.tokens[i]} * hidden));
       if (fault != nullptr && fault->index_out_of_range) {
@@ -180,7 +192,9 @@ void World::MakeLaunches() {
       p.packets = s.packets;
       p.early_trigger = s.early_trigger || (s.fault.overlaps && s.fault.rank == r);
       comm::LaunchDescriptor descriptor{};
-      descriptor.op = s.finalize ? comm::Op::kFinalize : comm::Op::kPlain;
+      descriptor.op = s.source == Source::kFinalize    ? comm::Op::kFinalize
+                      : s.source == Source::kReduction ? comm::Op::kReduction
+                                                       : comm::Op::kPlain;
       descriptor.protocol = s.two_shot ? comm::Protocol::kTwoShot : comm::Protocol::kOneShot;
       descriptor.hidden = hidden;
       descriptor.site = fault != nullptr ? fault->site : 0u;
@@ -200,6 +214,11 @@ void World::MakeLaunches() {
       k.finalize.top_k = kTopK;
       k.finalize.routed_scaling_factor = 2.5f;
       k.finalize.weights_fp32 = 1u;
+      k.reduction.rows = At<comm::Packet>(input);
+      k.reduction.scales = At<float>(scales);
+      k.reduction.tokens = tokens;
+      k.reduction.packets = s.packets;
+      k.reduction.experts = kExperts;
       launch->residual_out = arrays_->residual[r];
       comm::Packet* residual_at = At<comm::Packet>(launch->residual_out);
       k.norm.residual_in = s.residual_chain ? residual_at : nullptr;

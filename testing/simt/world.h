@@ -20,6 +20,13 @@ enum class Payload {
   kSentinel,  // many words equal to the sentinel
 };
 
+// Where a rank's row of a token comes from.
+enum class Source {
+  kPlain,      // it is the input
+  kFinalize,   // gathered expert rows
+  kReduction,  // rows of all experts
+};
+
 // One rank's deviation from what the others do.
 struct Fault {
   int rank = -1;
@@ -41,7 +48,7 @@ struct Scenario {
   int packets = 1;          // per row
   std::vector<int> tokens;  // of each launch
   bool two_shot = false;
-  bool finalize = false;  // gathers expert rows instead of taking the row as it is
+  Source source = Source::kPlain;
   bool early_trigger = false;
   bool residual_chain = true;  // residual_out is residual_in, and the next launch's residual
   Payload payload = Payload::kRandom;
@@ -81,6 +88,7 @@ struct Outcome {
 struct KernelParams {
   moe::PlainParams plain;
   moe::FinalizeParams finalize;
+  moe::ReductionParams reduction;
   moe::RmsNormParams norm;
 };
 

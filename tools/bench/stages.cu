@@ -64,7 +64,7 @@ struct NoEpilogue {
 struct NoRows {
   template <class Producer, class Epilogue>
   __device__ static void Rows(CudaEnvironment env, const ExchangeParams&, comm::Launch&,
-                              const Vectors&, Producer&, Epilogue&) {
+                              comm::Tokens, const Vectors&, Producer&, Epilogue&) {
     env.ArriveRows();
   }
 };
@@ -74,8 +74,9 @@ template <int kWorld, bool kPush>
 struct GatherOnly {
   template <class Producer, class Epilogue>
   __device__ static void Rows(CudaEnvironment env, const ExchangeParams& p, comm::Launch& launch,
-                              const Vectors& vectors, Producer& producer, Epilogue& epilogue) {
-    for (int token = env.cluster(); token < p.tokens; token += env.clusters()) {
+                              comm::Tokens tokens, const Vectors& vectors, Producer& producer,
+                              Epilogue& epilogue) {
+    for (int token = tokens.first; token < tokens.end; ++token) {
       Packet own[1];
       producer.Row(env, token, vectors, own);
       if (kPush && vectors.inside[0]) {
@@ -93,8 +94,8 @@ struct GatherOnly {
       } else if (Impossible(own[0])) {
         env.StoreOutput(epilogue.p.norm_out, own[0]);
       }
-      if (token == env.cluster()) env.ArriveRows();
-      if (token + env.clusters() < p.tokens) producer.Fetch(env, token + env.clusters());
+      if (token == tokens.first) env.ArriveRows();
+      if (token + 1 < tokens.end) producer.Fetch(env, token + 1);
     }
   }
 };

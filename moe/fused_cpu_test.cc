@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "testing/comparers.h"
+#include "testing/cpu_launch.h"
 #include "testing/cpu_world.h"
 #include "testing/inputs.h"
 #include "testing/long_run.h"
@@ -24,11 +25,11 @@ namespace {
 
 using stoker::testing::AllReturnedOk;
 using stoker::testing::DifferenceInBits;
-using stoker::testing::Expected;
-using stoker::testing::ExpectedOfReduction;
 using stoker::testing::InputOptions;
 using stoker::testing::Inputs;
+using stoker::testing::LaunchAndCompare;
 using stoker::testing::MakeInputs;
+using stoker::testing::Outputs;
 using stoker::testing::RankOutcome;
 using stoker::testing::RankOutput;
 using stoker::testing::RunCpuProcesses;
@@ -43,40 +44,6 @@ comm::GroupOptions Group(int capacity = 16, int hidden_max = 512) {
   options.setup_timeout = absl::Seconds(20);
   options.timeout = options.startup_timeout = absl::Seconds(10);
   return options;
-}
-
-struct Outputs {
-  explicit Outputs(const Shape& shape)
-      : residual(shape.tokens * shape.hidden, 0xABAB), norm(shape.tokens * shape.hidden, 0xABAB) {}
-  Rows residual;
-  Rows norm;
-};
-
-absl::Status Compare(const Shape& shape, const NormResult& expected, const Outputs& out) {
-  const std::string residual = DifferenceInBits(shape, expected.residual_out, out.residual);
-  const std::string normed = DifferenceInBits(shape, expected.norm_out, out.norm);
-  if (residual.empty() && normed.empty()) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("residual_out: ", residual, "; norm_out: ", normed));
-}
-
-// Makes inputs, launches the finalize, and the reduction if there are experts, and compares with
-// the reference.
-absl::Status LaunchAndCompare(comm::CpuCommunicator& communicator, const InputOptions& options,
-                              uint32_t site = 0) {
-  std::vector<Inputs> ranks;
-  for (int r = 0; r < communicator.plan().world; ++r) ranks.push_back(MakeInputs(options, r));
-  const Inputs& mine = ranks[communicator.plan().rank];
-  Outputs out(options.shape);
-  NormArguments norm = mine.norm;
-  norm.residual_out = out.residual.data();
-  norm.norm_out = out.norm.data();
-  STOKER_RETURN_IF_ERROR(MoeFinalizeAllReduceRmsNorm(communicator, options.shape, mine.finalize,
-                                                     norm, {.site = site}));
-  STOKER_RETURN_IF_ERROR(Compare(options.shape, Expected(options.shape, ranks), out));
-  if (options.experts == 0) return absl::OkStatus();
-  STOKER_RETURN_IF_ERROR(
-      MoeReduceAllReduceRmsNorm(communicator, options.shape, mine.reduction, norm, {.site = site}));
-  return Compare(options.shape, ExpectedOfReduction(options.shape, ranks), out);
 }
 
 bool AllStoredNan(const Rows& rows) {

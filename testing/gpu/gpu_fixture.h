@@ -44,13 +44,20 @@ struct RankData {
   std::vector<DeviceInputs> device;
 };
 
+inline absl::StatusOr<std::vector<DeviceInputs>> Upload(const std::vector<Inputs>& host,
+                                                        const moe::Shape& shape) {
+  std::vector<DeviceInputs> ranks;
+  for (const Inputs& in : host) {
+    STOKER_ASSIGN_OR_RETURN(DeviceInputs device, DeviceInputs::Upload(in, shape));
+    ranks.push_back(std::move(device));
+  }
+  return ranks;
+}
+
 inline absl::StatusOr<RankData> UploadAll(const InputOptions& options, int world) {
   RankData data;
   data.host = MakeAllInputs(options, world);
-  for (const Inputs& in : data.host) {
-    STOKER_ASSIGN_OR_RETURN(DeviceInputs device, DeviceInputs::Upload(in, options.shape));
-    data.device.push_back(std::move(device));
-  }
+  STOKER_ASSIGN_OR_RETURN(data.device, Upload(data.host, options.shape));
   return data;
 }
 

@@ -6,7 +6,7 @@
 namespace stoker::testing {
 namespace {
 
-constexpr int kWorlds[] = {2, 4, 8};
+constexpr int kWorlds[] = {2, 3, 4, 5, 6, 7, 8};
 constexpr int kTokens[] = {0, 1, 2, 7, 12, 16, 18, 28, 33, 37, 64, 128};
 constexpr int kHidden[] = {2048, 2880, 4096, 6144, 7168};
 constexpr int kTopK[] = {1, 6, 8, 10};
@@ -27,7 +27,7 @@ enum Factor {
   kMode,
   kExchange
 };
-const std::vector<int> kLevels = {2, 3, 5, 12, 3, 4, 4, 2, 2, 2, 2, 2, 2, 2};
+const std::vector<int> kLevels = {2, 3, 5, 12, 7, 4, 4, 2, 2, 2, 2, 2, 2, 2};
 
 InputOptions Options(const std::vector<int>& c, uint64_t seed) {
   InputOptions options;

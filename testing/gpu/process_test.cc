@@ -218,7 +218,7 @@ TEST_P(GpuProcesses, ARankThatNeverLaunchesIsNamedAndResetBringsTheGroupBack) {
   EXPECT_TRUE(AllReturnedOk(outcomes).ok()) << AllReturnedOk(outcomes);
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, GpuProcesses, ::testing::Values(2, 4, 8),
+INSTANTIATE_TEST_SUITE_P(Worlds, GpuProcesses, ::testing::Values(2, 3, 4, 7, 8),
                          [](const auto& info) { return absl::StrCat("world", info.param); });
 
 }  // namespace

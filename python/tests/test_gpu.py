@@ -65,6 +65,41 @@ def test_one_rank_eager_graph_and_compiled():
         assert communicator.health() is None
 
 
+def test_reduction_eager_and_captured():
+    def made(seed):
+        inputs = reference.make_inputs(7, 2880, 8, 0, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        inputs["active"] = (0.5 * torch.randn(9, 7, 2880, generator=generator)).bfloat16()
+        inputs["scales"] = torch.rand(9, 7, generator=generator)
+        return inputs
+
+    with stoker.Communicator.from_process_group(device="cuda", max_tokens=16, hidden_max=2880, name="gpu-reduce",
+                                                timeout=10) as communicator:
+        buffers = on_gpu(made(0))
+
+        def run():
+            return torch.ops.stoker.moe_reduce_allreduce_rmsnorm(
+                buffers["active"], buffers["scales"], buffers["gamma"], communicator.handle, shared=buffers["shared"],
+                residual=buffers["residual"], eps=1e-5, programmatic_launch=True)
+
+        run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+            residual, _ = run()
+        for seed in range(3):
+            inputs = made(seed)
+            for name in TENSORS + ("active", "scales"):
+                buffers[name].copy_(inputs[name])
+            graph.replay()
+            torch.cuda.synchronize()
+            partial = (inputs["active"].double() * inputs["scales"].double().unsqueeze(-1)).sum(0)
+            total = (partial + inputs["shared"].double()).bfloat16().double()
+            assert reference.agree(residual.cpu(), (total + inputs["residual"].double()).bfloat16())
+        assert communicator.health() is None
+
+
 def test_finalize_alone_eager_and_captured():
     inputs = worlds_inputs(1)
     buffers = on_gpu(inputs[0][0])

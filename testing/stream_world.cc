@@ -82,8 +82,9 @@ absl::StatusOr<moe::NormResult> DeviceInputs::Download() const {
   return result;
 }
 
-absl::StatusOr<std::unique_ptr<StreamWorld>> StreamWorld::Create(
-    int world, const comm::GroupOptions& options) {
+absl::StatusOr<std::unique_ptr<StreamWorld>> StreamWorld::Create(int world,
+                                                                 const comm::GroupOptions& options,
+                                                                 const comm::CudaOptions& cuda) {
   auto result = std::unique_ptr<StreamWorld>(new StreamWorld());
   result->exchanges_ = comm::MakeThreadExchanges(world);
   result->communicators_.resize(world);
@@ -91,8 +92,7 @@ absl::StatusOr<std::unique_ptr<StreamWorld>> StreamWorld::Create(
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world; ++rank) {
     threads.emplace_back([&, rank] {
-      auto communicator =
-          comm::CudaCommunicator::Create(options, comm::CudaOptions{}, *result->exchanges_[rank]);
+      auto communicator = comm::CudaCommunicator::Create(options, cuda, *result->exchanges_[rank]);
       statuses[rank] = communicator.status();
       if (communicator.ok()) result->communicators_[rank] = std::move(*communicator);
     });

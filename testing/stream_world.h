@@ -58,7 +58,8 @@ bool HasGpu();
 class StreamWorld {
  public:
   static absl::StatusOr<std::unique_ptr<StreamWorld>> Create(int world,
-                                                             const comm::GroupOptions& options);
+                                                             const comm::GroupOptions& options,
+                                                             const comm::CudaOptions& cuda = {});
   ~StreamWorld();
 
   int world() const { return static_cast<int>(communicators_.size()); }

@@ -20,6 +20,7 @@
 #include "testing/inputs.h"
 #include "tools/bench/cell_process.h"
 #include "tools/bench/finalize_rows.h"
+#include "tools/bench/loopback.h"
 #include "tools/bench/measure.h"
 
 namespace stoker::bench {
@@ -271,10 +272,13 @@ absl::Status BenchFinalize(const FinalizeBenchOptions& options, const std::vecto
         absl::FPrintF(stderr, "cell %d of %d: world %d, hidden %d, tokens %d; %.0f s so far\n",
                       ++number, cells, world, hidden, tokens,
                       absl::ToDoubleSeconds(absl::Now() - start));
-        if (done.count(CellKey("streams", cell)) > 0) continue;
+        if (done.count(CellKey(options.loopback ? "loopback" : "streams", cell)) > 0) continue;
         result.Update(RunInChild(
             absl::StrFormat("the cell world %d, hidden %d, tokens %d", world, hidden, tokens),
-            [&](CellRun& run) { return RunCell(options, peers, cell, run); }));
+            [&](CellRun& run) {
+              return options.loopback ? RunLoopbackCell(options, cell)
+                                      : RunCell(options, peers, cell, run);
+            }));
       }
     }
   }

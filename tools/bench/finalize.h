@@ -18,6 +18,7 @@
 namespace stoker::bench {
 
 struct FinalizeBenchOptions {
+  bool loopback = false;  // tools/bench/loopback.h instead of ranks as streams
   std::vector<int> worlds = {4};
   std::vector<int> hidden = {7168};
   std::vector<int> tokens = {1, 4, 16, 32, 64, 128};

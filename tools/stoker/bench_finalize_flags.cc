@@ -27,6 +27,9 @@ ABSL_FLAG(bool, resume, false, "leave out the cells that --out holds already");
 ABSL_FLAG(std::vector<std::string>, against, {},
           "contenders beside Stoker: of flashinfer, pr6631, unfused, hand-written, unguarded; all "
           "if empty");
+ABSL_FLAG(
+    std::string, placement, "streams",
+    "streams: all ranks on one GPU; loopback: one rank with the GPU for itself, fed by a kernel");
 ABSL_FLAG(std::string, commit, "", "commit to name in the rows");
 ABSL_FLAG(bool, programmatic, true, "launch with programmatic stream serialization");
 ABSL_FLAG(bool, early_trigger, false, "let the next launch start early");
@@ -86,6 +89,12 @@ absl::Status Run(const std::vector<bench::Peer>& peers) {
   options.type = dtype == "bf16" ? comm::WireType::kBf16 : comm::WireType::kFp16;
   options.contenders.programmatic = absl::GetFlag(FLAGS_programmatic);
   options.contenders.early_trigger = absl::GetFlag(FLAGS_early_trigger);
+  const std::string placement = absl::GetFlag(FLAGS_placement);
+  if (placement != "streams" && placement != "loopback") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--placement=", placement, ": streams or loopback"));
+  }
+  options.loopback = placement == "loopback";
   options.out = absl::GetFlag(FLAGS_out);
   options.resume = absl::GetFlag(FLAGS_resume);
   options.commit = absl::GetFlag(FLAGS_commit);

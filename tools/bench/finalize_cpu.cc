@@ -1,5 +1,7 @@
 #include "tools/bench/finalize_cpu.h"
 
+#include <set>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -88,6 +90,11 @@ absl::Status RunCell(const FinalizeBenchOptions& options, const Cell& cell, RowW
 }  // namespace
 
 absl::Status BenchFinalizeOnCpu(const FinalizeBenchOptions& options) {
+  if (options.loopback) return absl::UnavailableError("loopback needs a GPU");
+  std::set<std::string> done;
+  if (options.resume) {
+    STOKER_ASSIGN_OR_RETURN(done, FinishedCells(options.out));
+  }
   STOKER_ASSIGN_OR_RETURN(
       RowWriter rows,
       RowWriter::Open(options.out, {"cpu", "none", "none", options.run, options.commit}));
@@ -95,6 +102,7 @@ absl::Status BenchFinalizeOnCpu(const FinalizeBenchOptions& options) {
     for (int hidden : options.hidden) {
       for (int tokens : options.tokens) {
         const Cell cell{world, {tokens, hidden, options.type}};
+        if (done.count(CellKey("cpu", cell)) > 0) continue;
         STOKER_RETURN_IF_ERROR(RunCell(options, cell, rows));
       }
     }

@@ -21,6 +21,13 @@ expect 0 "stoker again .* err [0-9.e-]* (floor" \
   "$stoker" bench finalize --world=2 --hidden=64 --tokens=1,3 --out="$rows"
 [ "$(grep -c '"err_residual_mean":[0-9.e-]*,' "$rows")" = 4 ] || fail "not four rows: $(cat "$rows")"
 expect 2 "cannot read" "$stoker" bench compare /nonexistent /nonexistent
+[ "$(grep -c '"bytes":[0-9]*,"bytes_per_us":[0-9.e+]*,' "$rows")" = 4 ] || fail "no bytes: $(cat "$rows")"
+expect 0 "no GPU" "$stoker" bench finalize --world=2 --hidden=64 --tokens=1,3,5 --out="$rows" --resume
+[ "$(grep -c '"tokens":3' "$rows")" = 2 ] || fail "a finished cell was measured again"
+[ "$(grep -c '"tokens":5' "$rows")" = 2 ] || fail "a cell was left out"
+expect 1 "flashinfer only in" "$stoker" bench finalize --against=pr6631,flashinfer
+expect 1 "streams or loopback" "$stoker" bench finalize --placement=gpus
+expect 1 "loopback needs a GPU" "$stoker" bench finalize --placement=loopback
 cd "$TEST_TMPDIR"
 { row stoker 5.0; row "stoker again" 5.02; } > old
 { row stoker 4.0; row "stoker again" 4.01; } > fast

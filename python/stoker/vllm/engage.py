@@ -11,7 +11,7 @@ from vllm.distributed.parallel_state import get_tp_group, in_the_same_node_as
 from vllm.platforms import current_platform
 
 import stoker
-from stoker.vllm import consumer, fuse_pass, gate, health, tail as tails
+from stoker.vllm import consumer, fuse_pass, gate, health, metrics, tail as tails
 from stoker.vllm.runner import StokerMoERunner, register_runner
 
 logger = logging.getLogger("vllm.stoker")
@@ -101,6 +101,9 @@ class EngagedModel:
             if hidden_states.is_cuda and not torch.cuda.is_current_stream_capturing():
                 torch.cuda.current_stream().synchronize()
             shared.check()
+        publisher = metrics.publisher(get_tp_group().rank_in_group)
+        if publisher is not None:
+            publisher.publish(tails.counters())
         return super().compute_logits(hidden_states, *args, **kwargs)
 
 

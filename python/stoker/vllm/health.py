@@ -1,16 +1,16 @@
 """The backstop of failures in serving: a thread that watches the group's health page and ends the worker.
 
-The first line is `Tail.check`, once a step where the model makes its logits. If a worker waits elsewhere
-and never gets there, the watcher logs the report and, after a grace that lets the exception arrive first, ends the
-process; vLLM's engine notices a worker that is gone and stops.
+The first line is `Tail.check`, once a step where the model makes its logits. Where a worker waits elsewhere and never
+gets there (for a peer that has raised already, in vLLM's own collectives), the watcher logs the report and, after a
+grace that lets the exception arrive first, ends the process; vLLM's engine notices a worker that is gone and stops.
 """
 
 import logging
 import os
 import threading
 
-POLL_SECONDS = 0.5
-GRACE_SECONDS = 3.0
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 1.0
 EXIT_STATUS = 70  # EX_SOFTWARE of sysexits.h
 
 logger = logging.getLogger("vllm.stoker")

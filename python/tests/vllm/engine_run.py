@@ -1,6 +1,6 @@
 """One engine in one process: makes tokens and prints a line `RESULT {...}`. Started by real_engine.py.
 
-Usage: engine_run.py MODEL_FOLDER TENSOR_PARALLEL TOKENS [--counters] [--fail]
+Usage: engine_run.py MODEL_FOLDER TENSOR_PARALLEL TOKENS [--counters] [--fail] [--compiled]
 """
 
 import json
@@ -25,8 +25,11 @@ def main():
     from vllm import LLM, SamplingParams
 
     folder, tensor_parallel, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    llm = LLM(folder, tensor_parallel_size=tensor_parallel, enforce_eager=True, max_model_len=256,
-              max_num_seqs=16, max_num_batched_tokens=256, dtype="bfloat16", seed=0, enable_prefix_caching=False)
+    how = dict(enforce_eager=True)
+    if "--compiled" in sys.argv:
+        how = dict(compilation_config={"mode": "VLLM_COMPILE", "cudagraph_mode": "NONE"})
+    llm = LLM(folder, tensor_parallel_size=tensor_parallel, max_model_len=256, max_num_seqs=16,
+              max_num_batched_tokens=256, dtype="bfloat16", seed=0, enable_prefix_caching=False, **how)
     parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     if "--fail" in sys.argv:
         llm.generate(tiny_model.PROMPTS[:1], parameters)

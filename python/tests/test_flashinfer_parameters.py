@@ -61,13 +61,22 @@ def within(actual, wanted, bound):
     assert excess.max().item() <= 0, f"{int((excess > 0).sum())} elements above their bound, by up to {excess.max()}"
 
 
+def together():
+    """All ranks are here and have nothing left to do. Ranks that share a GPU must not allocate, which may wait for the
+    whole GPU, while a peer's launch waits for them."""
+    if GPU:
+        torch.cuda.synchronize()
+    dist.barrier()
+
+
 def eager_and_graph(call, tensors, times):
     """The outputs of `times` calls, then of a graph with `times` calls: equal, and no stale value may pass."""
+    together()
     for _ in range(times):
         call()
     if not GPU:
         return
-    torch.cuda.synchronize()
+    together()
     first = [tensor.clone() for tensor in tensors]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -75,9 +84,9 @@ def eager_and_graph(call, tensors, times):
             call()
     for tensor in tensors:
         tensor.fill_(7.0)
-    dist.barrier()
+    together()
     graph.replay()
-    torch.cuda.synchronize()
+    together()
     assert all(torch.equal(tensor, before) for tensor, before in zip(tensors, first)), "a replay gives other bits"
 
 
@@ -192,6 +201,7 @@ def _plain_of(rank, world, dtype, hidden):
             if number % 18 == 0:  # the options change nothing in the launch but its being programmatic
                 eager_and_graph(call, written, 5)
             else:
+                together()
                 call()
             first = first or [tensor.clone() for tensor in written]
             assert all(torch.equal(a, b) for a, b in zip(first, written)), "an option changes the numbers"

@@ -67,10 +67,13 @@ class PublishedHang : public GpuTest {
     comm::Protocol protocol = comm::Protocol::kOneShot;
   };
   Build BuildOf(Variant variant) {
-    const bool two_shot = variant == Variant::kDelayedTwoShot;
-    const int vectors = moe::ShapeOf(world_->communicator(0), HangOptions(1).shape, {}).vectors;
-    return {VariantKernel(variant, vectors),
-            two_shot ? comm::Protocol::kTwoShot : comm::Protocol::kOneShot};
+    const comm::Protocol protocol = variant == Variant::kDelayedTwoShot ? comm::Protocol::kTwoShot
+                                                                        : comm::Protocol::kOneShot;
+    return {VariantKernel(variant, VectorsOf(protocol)), protocol};
+  }
+  int VectorsOf(comm::Protocol protocol) {
+    const moe::LaunchOptions options{.protocol = protocol};
+    return moe::ShapeOf(world_->communicator(0), HangOptions(1).shape, options).vectors;
   }
 
   absl::Status Launch(int rank, int launch, const Build& build) {
@@ -184,7 +187,7 @@ TEST_F(PublishedHang, ABuildThatPollsItsPeersFailsWithAReportAndTheGroupComesBac
 TEST_F(PublishedHang, BuildsWithOneQualifierWeakenedAreReported) {
   int count = 0;
   const WeakenedKernel* builds = WeakenedKernels(&count);
-  ASSERT_EQ(moe::ShapeOf(world_->communicator(0), HangOptions(1).shape, {}).vectors, 2);
+  ASSERT_EQ(VectorsOf(comm::Protocol::kOneShot), 2);
   for (int i = 0; i < count; ++i) {
     auto graphs = Capture(Build{builds[i].kernel});
     ASSERT_TRUE(graphs.ok()) << graphs.status();

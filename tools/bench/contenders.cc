@@ -106,11 +106,12 @@ std::vector<Contender> OwnContenders(const ContenderOptions& options, const moe:
     chosen.shape = &choice;
     contenders.push_back(maker.Fused("stoker " + choice.ToString(), chosen));
   }
-  if (options.Wants("hand-written") && bf16 && world.world() <= 4 && vectors == 1) {
-    moe::LaunchOptions by_hand = launch;
-    by_hand.kernel = HandWrittenFinalizeKernel();
-    // It has the one-shot exchange only, whatever the policy says.
-    by_hand.protocol = comm::Protocol::kOneShot;
+  moe::LaunchOptions by_hand = launch;
+  // It has the one-shot exchange only, whatever the policy says, and one vector a thread.
+  by_hand.protocol = comm::Protocol::kOneShot;
+  by_hand.kernel = HandWrittenFinalizeKernel();
+  if (options.Wants("hand-written") && bf16 && world.world() <= 4 &&
+      maker.ShapeOf(by_hand).vectors == 1) {
     contenders.push_back(maker.Fused("hand-written", by_hand));
   }
   const void* unguarded = UnguardedFinalizeKernel(protocol, world.world(), vectors);

@@ -67,8 +67,8 @@ class PublishedHang : public GpuTest {
     comm::Protocol protocol = comm::Protocol::kOneShot;
   };
   Build BuildOf(Variant variant) {
-    const comm::Protocol protocol = variant == Variant::kDelayedTwoShot ? comm::Protocol::kTwoShot
-                                                                        : comm::Protocol::kOneShot;
+    const comm::Protocol protocol =
+        variant == Variant::kDelayedTwoShot ? comm::Protocol::kTwoShot : comm::Protocol::kOneShot;
     return {VariantKernel(variant, VectorsOf(protocol)), protocol};
   }
   int VectorsOf(comm::Protocol protocol) {

@@ -45,6 +45,11 @@ absl::Status CpuCommunicator::Connect(RankExchange& exchange, absl::Duration tim
     if (opened.ok()) workspace_[peer] = std::move(*theirs);
   }
   STOKER_RETURN_IF_ERROR(exchange.AllSucceeded("opening workspaces", opened, timeout));
+  absl::Status checked;
+  for (int peer = 0; peer < plan_.world; ++peer) {
+    checked.Update(CheckControl(*ControlOf(workspace_[peer].data()), plan_, 0, peer));
+  }
+  STOKER_RETURN_IF_ERROR(exchange.AllSucceeded("checking workspaces", checked, timeout));
   // Everybody has it mapped. Without its name it goes with the last of them, however they end.
   workspace_[plan_.rank].Unlink();
   return absl::OkStatus();
@@ -71,13 +76,7 @@ void CpuCommunicator::Wipe(uint32_t first_epoch, uint32_t generation) {
           HeaderWord(epoch - 2u, 0), HeaderWord(epoch - 2u, 0)};
     }
   }
-  Control control{};
-  control.magic = kWorkspaceMagic;
-  control.epoch = first_epoch;
-  control.first_epoch = first_epoch;
-  control.generation = generation;
-  control.timeout_ns = plan_.timeout_ns;
-  control.startup_timeout_ns = plan_.startup_timeout_ns;
+  const Control control = MakeControl(plan_, first_epoch, generation);
   std::memcpy(workspace, &control, sizeof(control));
   generation_ = generation;
 }

@@ -134,8 +134,8 @@ void ExpectNamedBySurvivors(const Death& death, const std::vector<RankOutcome>& 
   }
 }
 
-// Plan, health page twice, workspaces twice; launched, resetting, wiping; closing.
-constexpr int kExchangeCalls = 9;
+// Plan, health page twice, workspaces three times; launched, resetting, wiping; closing.
+constexpr int kExchangeCalls = 10;
 
 class Deaths : public ::testing::TestWithParam<int> {};  // the rank that dies
 

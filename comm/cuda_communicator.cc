@@ -115,13 +115,7 @@ absl::Status CudaCommunicator::Wipe(uint32_t first_epoch, uint32_t generation) {
                               control_stream_));
   STOKER_CUDA(cudaMemcpyAsync(workspace + WorkspaceLayout::kHeadersOffset, headers, sizeof(headers),
                               cudaMemcpyHostToDevice, control_stream_));
-  Control control{};
-  control.magic = kWorkspaceMagic;
-  control.epoch = first_epoch;
-  control.first_epoch = first_epoch;
-  control.generation = generation;
-  control.timeout_ns = plan_.timeout_ns;
-  control.startup_timeout_ns = plan_.startup_timeout_ns;
+  const Control control = MakeControl(plan_, first_epoch, generation);
   STOKER_CUDA(cudaMemcpyAsync(workspace, &control, sizeof(control), cudaMemcpyHostToDevice,
                               control_stream_));
   STOKER_CUDA(cudaStreamSynchronize(control_stream_));

@@ -90,6 +90,7 @@ class CudaCommunicator {
   absl::Status MapPeer(int peer, const Address& theirs, uint64_t own_process);
   absl::Status WriteToPeers();
   absl::Status ReadWhatPeersWrote();
+  absl::Status CheckPeers();
   absl::Status Wipe(uint32_t first_epoch, uint32_t generation);
   absl::Status StopAll();
   absl::Status ReportAndStopAll();

@@ -110,6 +110,7 @@ absl::Status CudaCommunicator::Connect(RankExchange& exchange, absl::Duration ti
       exchange.AllSucceeded("reading the own workspace", ReadWhatPeersWrote(), timeout));
   STOKER_RETURN_IF_ERROR(
       exchange.AllSucceeded("wiping the workspace", Wipe(plan_.first_epoch, 0), timeout));
+  STOKER_RETURN_IF_ERROR(exchange.AllSucceeded("checking workspaces", CheckPeers(), timeout));
 
   wire_ = one_device ? SharedGpuWire(plan_.world) : kNvlink4Wire;
   if (placement_.sms <= 0) placement_.sms = properties.multiProcessorCount / ranks_here;
@@ -152,6 +153,15 @@ absl::Status CudaCommunicator::ReadWhatPeersWrote() {
           "what rank ", peer, " wrote into rank ", plan_.rank,
           "'s workspace did not arrive: peer access between their devices does not work"));
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaCommunicator::CheckPeers() {
+  for (int peer = 0; peer < plan_.world; ++peer) {
+    Control seen;
+    STOKER_CUDA(cudaMemcpy(&seen, workspace_[peer], sizeof(seen), cudaMemcpyDeviceToHost));
+    STOKER_RETURN_IF_ERROR(CheckControl(seen, plan_, 0, peer));
   }
   return absl::OkStatus();
 }

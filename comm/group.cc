@@ -155,4 +155,35 @@ absl::StatusOr<GroupPlan> AgreeOnPlan(const GroupOptions& options,
   return plan;
 }
 
+Control MakeControl(const GroupPlan& plan, uint32_t first_epoch, uint32_t generation) {
+  Control control{};
+  control.magic = kWorkspaceMagic;
+  control.capacity = plan.layout.capacity;
+  control.stride = plan.layout.stride;
+  control.epoch = first_epoch;
+  control.first_epoch = first_epoch;
+  control.generation = generation;
+  control.timeout_ns = plan.timeout_ns;
+  control.startup_timeout_ns = plan.startup_timeout_ns;
+  return control;
+}
+
+absl::Status CheckControl(const Control& seen, const GroupPlan& plan, uint32_t generation,
+                          int peer) {
+  if (seen.magic != kWorkspaceMagic) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "what was mapped as the workspace of rank ", peer, " starts with ", absl::Hex(seen.magic),
+        " where ", absl::Hex(kWorkspaceMagic), " is expected; do all ranks run the same build?"));
+  }
+  if (seen.capacity != plan.layout.capacity || seen.stride != plan.layout.stride ||
+      seen.generation != generation) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "what was mapped as the workspace of rank %d is of another group: capacity %d, stride %d, "
+        "generation %d; expected %d, %d, %d",
+        peer, seen.capacity, seen.stride, seen.generation, plan.layout.capacity, plan.layout.stride,
+        generation));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace stoker::comm

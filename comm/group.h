@@ -50,4 +50,12 @@ absl::StatusOr<GroupPlan> AgreeOnPlan(const GroupOptions& options,
                                       const EnvironmentVariables& environment,
                                       RankExchange& exchange);
 
+// The header of a workspace of this plan, before its first launch and after a Reset.
+Control MakeControl(const GroupPlan& plan, uint32_t first_epoch, uint32_t generation);
+
+// FailedPrecondition if `seen`, read from the workspace that was mapped as rank `peer`'s, is not
+// what MakeControl(plan, ...) of this generation put there: another group's memory, or none.
+absl::Status CheckControl(const Control& seen, const GroupPlan& plan, uint32_t generation,
+                          int peer);
+
 }  // namespace stoker::comm

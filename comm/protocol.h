@@ -126,13 +126,14 @@ struct alignas(16) Header {
 // are touched by this rank alone, but for `abort`, which peers and the host set.
 struct alignas(128) Control {
   uint64_t magic;
-  uint32_t epoch;  // of the next launch once all CTAs of the one in flight have read it
-  uint32_t abort;  // non-zero: no waiting; outputs become NaN; sticky until Reset
+  int32_t capacity, stride;  // of the layout that every member takes it for
+  uint32_t epoch;            // of the next launch once all CTAs of the one in flight have read it
+  uint32_t abort;            // non-zero: no waiting; outputs become NaN; sticky until Reset
   uint32_t generation;
   uint32_t first_epoch;  // of this generation: fewer than kStartupEpochs later is start-up
   uint64_t timeout_ns;
   uint64_t startup_timeout_ns;
-  uint64_t reserved0[11];
+  uint64_t reserved0[10];
 
   uint32_t started;      // CTAs that hold the epoch of the launch in flight; 0 once it is advanced
   uint32_t finished[2];  // by epoch parity: CTAs of that launch that have arrived at their end

@@ -28,6 +28,7 @@ struct ReductionParams {
   int32_t tokens;
   int32_t packets;  // per row
   int32_t experts;
+  uint32_t expert_packets;  // from one expert's row of a token to the next one's
 };
 
 struct PlainParams {

@@ -26,6 +26,7 @@ ReductionParams MakeReductionParams(const Shape& shape, const ReductionArguments
   params.tokens = shape.tokens;
   params.packets = shape.hidden / comm::kPacketElements;
   params.experts = reduction.experts;
+  params.expert_packets = static_cast<uint32_t>(shape.tokens) * params.packets;
   return params;
 }
 

@@ -97,17 +97,15 @@ class ReductionProducer {
   template <int kRows, bool kStreamed, class Env>
   STOKER_DEVICE void SumChunk(Env env, int token, int vector, bool inside, int first,
                               float (&sum)[comm::kPacketElements]) {
-    const int64_t stride = static_cast<int64_t>(p_.tokens) * p_.packets;
-    const comm::Packet* place = p_.rows + (first * stride + At(token, vector));
+    const comm::Packet* place =
+        p_.rows + (static_cast<int64_t>(first) * p_.expert_packets + At(token, vector));
     const int rows = inside ? p_.experts - first : 0;
     comm::Packet row[kRows];
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       row[k] = comm::Packet{{kMinusZeroPair, kMinusZeroPair, kMinusZeroPair, kMinusZeroPair}};
       if (k < rows) {
-        // An address is computed when its row is loaded: all at once would need registers that the
-        // rows do.
-        const comm::Packet* row_place = place + k * env.Fresh(stride);
+        const comm::Packet* row_place = place + static_cast<uint64_t>(p_.expert_packets) * k;
         row[k] = kStreamed ? env.LoadStreamed(row_place) : env.LoadInput(row_place);
       }
     }

@@ -219,6 +219,7 @@ void World::MakeLaunches() {
       k.reduction.tokens = tokens;
       k.reduction.packets = s.packets;
       k.reduction.experts = kExperts;
+      k.reduction.expert_packets = static_cast<uint32_t>(tokens * s.packets);
       launch->residual_out = arrays_->residual[r];
       comm::Packet* residual_at = At<comm::Packet>(launch->residual_out);
       k.norm.residual_in = s.residual_chain ? residual_at : nullptr;

@@ -49,16 +49,16 @@ absl::Status AddTraffic(const ContenderOptions& options, comm::Protocol protocol
       protocol == comm::Protocol::kOneShot ? Way::kOneShot : Way::kTwoShot, world, shape, top_k);
   const int passes = static_cast<int>(std::max<int64_t>(1, kTrafficBytes / bytes));
   STOKER_ASSIGN_OR_RETURN(std::shared_ptr<Traffic> traffic,
-                          Traffic::Create(protocol, world, shape, passes));
-  for (const Traffic::Shape& how : Traffic::Shapes()) {
+                          Traffic::Create(protocol, world, shape));
+  for (const Traffic::Shape& how : Traffic::Shapes(passes)) {
     Contender contender;
     contender.name = absl::StrCat("traffic, ", comm::ProtocolName(protocol));
     contender.launch_shape = how.ToString();
-    contender.bytes = bytes * passes;
-    contender.repeats = passes;
+    contender.bytes = bytes * how.passes;
+    contender.repeats = how.passes;
     contender.own = true;
     contender.outputs = false;
-    contender.launches = kTrafficLaunches;
+    if (how.passes > 1) contender.launches = kTrafficLaunches;
     contender.launch = [traffic, how, programmatic = options.programmatic](
                            int rank, const moe::FinalizeArguments& finalize,
                            const moe::NormArguments& norm, cudaStream_t stream) {
@@ -83,8 +83,8 @@ absl::StatusOr<std::vector<Contender>> BoundContenders(const ContenderOptions& o
   if (like.vectors != 1) return contenders;
   const moe::Shape packet{1, comm::kPacketElements, shape.wire_type};
   contenders.push_back(StageContender(options, Stage::kFloor, packet, like, world));
-  if (shape.tokens == 1) {
-    for (Stage stage : kStages) {
+  for (Stage stage : kStages) {
+    if (stage == Stage::kEdge || shape.tokens == 1) {
       contenders.push_back(StageContender(options, stage, one, like, world));
     }
   }

@@ -82,7 +82,7 @@ absl::Status RunCell(const FinalizeBenchOptions& options, const Cell& cell, RowW
     row.name = kNames[contender];
     row.launch_shape = "one thread a rank";
     row.bytes = LeastBytes(Way::kOneShot, cell.world, cell.shape, options.top_k);
-    rows.Write(cell, options, row, Summarize(results[0].times_us[contender]), errors, std::nullopt);
+    rows.Write(cell, options, row, Summarize(results[0].times_us[contender]), errors, CellBound{});
   }
   return absl::OkStatus();
 }

@@ -103,7 +103,7 @@ nlohmann::json RowWriter::Fields(const Cell& cell, const FinalizeBenchOptions& o
 
 void RowWriter::Write(const Cell& cell, const FinalizeBenchOptions& options,
                       const Contender& contender, const std::optional<Timing>& timing,
-                      const std::optional<RowErrors>& errors, std::optional<double> bound_us) {
+                      const std::optional<RowErrors>& errors, const CellBound& bound) {
   json line = Fields(cell, options, contender);
   std::string text = absl::StrFormat("%-34s world %d  hidden %5d  tokens %4d", contender.name,
                                      cell.world, cell.shape.hidden, cell.shape.tokens);
@@ -114,14 +114,15 @@ void RowWriter::Write(const Cell& cell, const FinalizeBenchOptions& options,
     absl::StrAppendFormat(&text, "  %8.2f us (min %.2f, p90 %.2f)", timing->median_us,
                           timing->min_us, timing->p90_us);
   }
-  if (bound_us.has_value()) {
-    line["bound_us"] = *bound_us;
-    absl::StrAppendFormat(&text, "  bound %.2f", *bound_us);
+  if (bound.us.has_value()) {
+    line["bound_us"] = *bound.us;
+    absl::StrAppendFormat(&text, "  bound %.2f", *bound.us);
   }
   if (contender.bytes > 0) {
     line["bytes"] = contender.bytes;
     if (timing.has_value()) {
-      const double rate = static_cast<double>(contender.bytes) / timing->median_us;
+      const double rate =
+          static_cast<double>(contender.bytes) / (timing->median_us - bound.edge_us);
       line["bytes_per_us"] = rate;
       absl::StrAppendFormat(&text, "  %.0f GB/s", rate / 1000.0);
     }

@@ -28,6 +28,11 @@ struct RowErrors {
 
 RowErrors ErrorsOf(const Cell& cell, const moe::OracleResult& exact, const moe::NormResult& result);
 
+struct CellBound {
+  std::optional<double> us;  // of the cell
+  double edge_us = 0.0;      // part of a row's time in which its bytes do not move
+};
+
 // Where and of what a run's rows speak.
 struct RowContext {
   std::string placement;  // streams or cpu
@@ -50,10 +55,10 @@ class RowWriter {
  public:
   // `path` may be empty: then rows are only printed. Rows carry the context and today's date.
   static absl::StatusOr<RowWriter> Open(const std::string& path, const RowContext& context);
-  // Without what was not measured; `bound_us` is the cell's.
+  // Without what was not measured.
   void Write(const Cell& cell, const FinalizeBenchOptions& options, const Contender& contender,
              const std::optional<Timing>& timing, const std::optional<RowErrors>& errors,
-             std::optional<double> bound_us);
+             const CellBound& bound);
   void WriteFailure(const Cell& cell, const FinalizeBenchOptions& options,
                     const Contender& contender, const absl::Status& status);
 

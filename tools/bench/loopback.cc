@@ -164,7 +164,7 @@ absl::Status RunLoopbackCell(const FinalizeBenchOptions& options, const Cell& ce
   STOKER_RETURN_IF_ERROR(fed->communicator().Health());
   for (const Entry& entry : entries) {
     rows.Write(cell, options, entry.contender, Summarize(entry.times_us), std::nullopt,
-               std::nullopt);
+               CellBound{});
   }
   return absl::OkStatus();
 }

@@ -149,9 +149,10 @@ def budgets(cells):
         return []
     return ["## Where the time of one token goes", "",
             "Microseconds: the launch cut off behind each part (`tools/bench/stages.cu`), replayed in turns with the "
-            "whole; a part is what it adds to the one before. \"floor\" is the launch without data: edge, headers, one "
-            "packet to and from every peer, the reduction.", "",
-            *table(["world", "hidden", *targets.PARTS, "epilogue", "whole", "floor"], lines), ""]
+            "whole; a part is what it adds to the one before. The parts follow the row; \"guards\" is what headers, "
+            "tickets, deadline and abort word add to it. \"floor\" is the launch without data, guards included: edge, "
+            "headers, one packet to and from every peer, the reduction.", "",
+            *table(["world", "hidden", *targets.PARTS, "guards", "whole", "floor"], lines), ""]
 
 
 def loopback(cells):

@@ -4,6 +4,7 @@
 #include "comm/row_reduction.h"
 #include "moe/kernel_entry.cuh"
 #include "tools/bench/stages.h"
+#include "tools/bench/unguarded_frame.cuh"
 
 namespace stoker::bench {
 namespace {
@@ -62,9 +63,9 @@ struct NoEpilogue {
 };
 
 struct NoRows {
-  template <class Producer, class Epilogue>
-  __device__ static void Rows(CudaEnvironment env, const ExchangeParams&, comm::Launch&,
-                              comm::Tokens, const Vectors&, Producer&, Epilogue&) {
+  template <class Env, class Producer, class Epilogue>
+  __device__ static void Rows(Env env, const ExchangeParams&, comm::Launch&, comm::Tokens,
+                              const Vectors&, Producer&, Epilogue&) {
     env.ArriveRows();
   }
 };
@@ -72,8 +73,8 @@ struct NoRows {
 // The gather, and the pushes of words that say "nothing here yet".
 template <int kWorld, bool kPush>
 struct GatherOnly {
-  template <class Producer, class Epilogue>
-  __device__ static void Rows(CudaEnvironment env, const ExchangeParams& p, comm::Launch& launch,
+  template <class Env, class Producer, class Epilogue>
+  __device__ static void Rows(Env env, const ExchangeParams& p, comm::Launch& launch,
                               comm::Tokens tokens, const Vectors& vectors, Producer& producer,
                               Epilogue& epilogue) {
     for (int token = tokens.first; token < tokens.end; ++token) {
@@ -105,26 +106,28 @@ __global__ void __launch_bounds__(moe::kThreadsMax, 1)
     StagesKernel(const __grid_constant__ ExchangeParams params,
                  const __grid_constant__ moe::FinalizeParams producer_params,
                  const __grid_constant__ moe::RmsNormParams epilogue_params) {
-  CudaEnvironment env;
+  using OneShot = comm::OneShot<comm::Bf16, kWorld>;
+  constexpr bool kReduces = kStage == Stage::kReduction || kStage == Stage::kFloor;
+  NoProducer none;
+  NoEpilogue<kReduces> rubbish{epilogue_params};
+  moe::FinalizeProducer<comm::Bf16> gather(producer_params);
   if constexpr (kStage == Stage::kEdge) {
+    CudaEnvironment env;
     env.GridDependencyWait();
     env.LaunchDependents();
+  } else if constexpr (kStage == Stage::kEpoch) {
+    RunUnguarded<NoRows, 1>(params, none, rubbish);
+  } else if constexpr (kStage == Stage::kGather) {
+    RunUnguarded<GatherOnly<kWorld, false>, 1>(params, gather, rubbish);
+  } else if constexpr (kStage == Stage::kPush) {
+    RunUnguarded<GatherOnly<kWorld, true>, 1>(params, gather, rubbish);
+  } else if constexpr (kStage == Stage::kPoll || kStage == Stage::kReduction) {
+    RunUnguarded<OneShot, 1>(params, gather, rubbish);
+  } else if constexpr (kStage == Stage::kEpilogue) {
+    moe::RmsNormEpilogue<comm::Bf16, 1> epilogue(epilogue_params);
+    RunUnguarded<OneShot, 1>(params, gather, epilogue);
   } else {
-    using OneShot = comm::OneShot<comm::Bf16, kWorld>;
-    NoProducer none;
-    moe::FinalizeProducer<comm::Bf16> gather(producer_params);
-    NoEpilogue<kStage == Stage::kReduction || kStage == Stage::kFloor> epilogue{epilogue_params};
-    if constexpr (kStage == Stage::kFrame) {
-      comm::RunLaunch<NoRows, 1>(env, params, none, epilogue);
-    } else if constexpr (kStage == Stage::kGather) {
-      comm::RunLaunch<GatherOnly<kWorld, false>, 1>(env, params, gather, epilogue);
-    } else if constexpr (kStage == Stage::kPush) {
-      comm::RunLaunch<GatherOnly<kWorld, true>, 1>(env, params, gather, epilogue);
-    } else if constexpr (kStage == Stage::kFloor) {
-      comm::RunLaunch<OneShot, 1>(env, params, none, epilogue);
-    } else {
-      comm::RunLaunch<OneShot, 1>(env, params, gather, epilogue);
-    }
+    comm::RunLaunch<OneShot, 1>(CudaEnvironment(), params, none, rubbish);
   }
 }
 
@@ -142,8 +145,8 @@ const char* StageName(Stage stage) {
   switch (stage) {
     case Stage::kEdge:
       return "part 1, launch edge";
-    case Stage::kFrame:
-      return "part 2, epoch and headers";
+    case Stage::kEpoch:
+      return "part 2, epoch";
     case Stage::kGather:
       return "part 3, index to row";
     case Stage::kPush:
@@ -152,6 +155,8 @@ const char* StageName(Stage stage) {
       return "part 5, poll";
     case Stage::kReduction:
       return "part 6, reduction";
+    case Stage::kEpilogue:
+      return "part 7, epilogue";
     case Stage::kFloor:
       return "floor";
   }
@@ -162,8 +167,8 @@ const void* StageKernel(Stage stage, int world) {
   switch (stage) {
     case Stage::kEdge:
       return KernelOf<Stage::kEdge>(world);
-    case Stage::kFrame:
-      return KernelOf<Stage::kFrame>(world);
+    case Stage::kEpoch:
+      return KernelOf<Stage::kEpoch>(world);
     case Stage::kGather:
       return KernelOf<Stage::kGather>(world);
     case Stage::kPush:
@@ -172,6 +177,8 @@ const void* StageKernel(Stage stage, int world) {
       return KernelOf<Stage::kPoll>(world);
     case Stage::kReduction:
       return KernelOf<Stage::kReduction>(world);
+    case Stage::kEpilogue:
+      return KernelOf<Stage::kEpilogue>(world);
     case Stage::kFloor:
       return KernelOf<Stage::kFloor>(world);
   }

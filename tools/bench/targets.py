@@ -118,11 +118,11 @@ def wrong_protocols(table):
     return wrong
 
 
-PARTS = ["launch edge", "epoch and headers", "index to row", "push", "poll", "reduction"]
+PARTS = ["launch edge", "epoch", "index to row", "push", "poll", "reduction", "epilogue"]
 
 
 def budget(cell):
-    """Microseconds of each part of a one-token launch and of the epilogue, or None where they were not measured."""
+    """Microseconds of each part of a one-token launch and of the guards, or None where they were not measured."""
     times = [median(cell, f"part {i + 1}, {part}") for i, part in enumerate(PARTS)]
     if None in times:
         return None

@@ -17,18 +17,18 @@ namespace stoker::bench {
 
 class Traffic {
  public:
-  // `passes` times the accesses of one launch in each of its own. Rank r's share of the SMs is
-  // sms / world.
   static absl::StatusOr<std::unique_ptr<Traffic>> Create(comm::Protocol protocol, int world,
-                                                         const moe::Shape& shape, int passes);
+                                                         const moe::Shape& shape);
   ~Traffic();
 
-  // How a rank's threads lie on its share of the SMs: CTAs an SM, threads a CTA.
+  // How a rank's threads lie on its share of the SMs (CTAs an SM, threads a CTA), and how often a
+  // launch does the accesses of one of Stoker's.
   struct Shape {
-    int per_sm, threads;
+    int per_sm, threads, passes;
     std::string ToString() const;
   };
-  static std::vector<Shape> Shapes();
+  // Once over, and `passes` times.
+  static std::vector<Shape> Shapes(int passes);
 
   // Asynchronous. Reads the inputs and overwrites the outputs with rubbish.
   absl::Status Launch(int rank, const Shape& how, const moe::FinalizeArguments& finalize,
@@ -38,7 +38,6 @@ class Traffic {
   Traffic() = default;
   comm::Protocol protocol_ = comm::Protocol::kOneShot;
   int world_ = 0;
-  int passes_ = 1;
   moe::Shape shape_;
   std::vector<void*> mailboxes_;
 };

@@ -14,11 +14,14 @@
 #include "offload/cpu_expert_kernel.h"
 #include "offload/engine.h"
 #include "offload/engine_fixture_test.h"
+#include "offload/pack/pack.h"
 #include "offload/trace/generator.h"
 
 namespace stoker::offload {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 using EngineIoTest = EngineTest;
 
 // With files that have descriptors: the fault files have none.
@@ -89,6 +92,7 @@ TEST_F(EngineIoTest, ACallJoinsAPrefetchThatIsOnItsWay) {
   faults_.hold = true;
   const std::vector<int> experts(batch.ids.begin(), batch.ids.end());
   engine->Prefetch(0, experts);
+  ASSERT_TRUE(WaitUntil([&] { return faults_.reading > 0; }));
   std::thread releaser([&] {
     WaitUntil([&] { return engine->stats().hits > 0; });
     faults_.hold = false;
@@ -122,6 +126,36 @@ TEST_F(EngineIoTest, AFailedPrefetchLeavesTheExpertAbsentAndTheNextCallLoadsIt) 
   EXPECT_GT(engine->stats().failed_prefetches, 0);
   faults_.every_read_fails = false;
   EXPECT_EQ(Outputs(engine.get()), Outputs(Make(8).get()));
+}
+
+// Any bit of any read: the scales, the weights and the zeros between them.
+TEST_F(EngineIoTest, AFlippedBitOfAPackedFileFailsItsCallAndNotTheNext) {
+  const std::string path = directory_ + "/packed.stoker";
+  ASSERT_TRUE(PackCheckpoint(directory_, path, {}).ok());
+  Tokens expected(1, 4, 256, kExperts, 7);
+  ASSERT_TRUE(expected.Run(Make(20).get(), 0).ok());
+  auto checkpoint = Checkpoint::Open(path, faults_.Opener());
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EngineOptions options;
+  options.cache_bytes = 6 * SlotLayout((*checkpoint)->extents(0, 0)).slot_bytes;
+  auto engine = Engine::Create(std::move(*checkpoint), kernel_, options);
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  for (int round = 0; round < 100; ++round) {
+    Tokens batch(1, 4, 256, kExperts, 7);
+    faults_.flip_every = 1;
+    const absl::Status status = batch.Run(engine->get(), 0);
+    faults_.flip_every = 0;
+    ASSERT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("layer 0, expert "), HasSubstr("at offset "), HasSubstr(path)));
+    ASSERT_TRUE(batch.Run(engine->get(), 0).ok());
+    ASSERT_EQ(batch.out, expected.out);
+    // Away with what was read right.
+    Tokens others(8, 4, 256, kExperts, round);
+    ASSERT_TRUE(others.Run(engine->get(), 1).ok());
+    for (int32_t& id : others.ids) id = (id + 5) % kExperts;
+    ASSERT_TRUE(others.Run(engine->get(), 0).ok());
+  }
 }
 
 TEST_F(EngineIoTest, PrewarmingFillsTheSharesAndTheFirstCallsHit) {

@@ -1,9 +1,10 @@
-// Random operations on engines that come and go: calls of several threads, prefetches,
-// cancellations, faults, shutdown with reads in flight. Built once more with ThreadSanitizer and
-// AddressSanitizer.
+// Random operations on engines that come and go with another budget each time: calls of several
+// threads, prefetches, cancellations, faults, shutdown with reads in flight. Half of the engines
+// read a packed file, where flipped bits are faults, too: a checksum finds each. Built once more
+// with ThreadSanitizer and AddressSanitizer.
 //
 //   STOKER_SEED        of the operations (default 1)
-//   STOKER_OPERATIONS  how many (default 20,000)
+//   STOKER_OPERATIONS  how many (default 20,000; 1,000,000 where STOKER_LONG is set)
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,6 +15,8 @@
 #include "offload/cpu_expert_kernel.h"
 #include "offload/engine.h"
 #include "offload/engine_fixture_test.h"
+#include "offload/pack/pack.h"
+#include "testing/long_run.h"
 
 namespace stoker::offload {
 namespace {
@@ -32,8 +35,9 @@ class EngineRandomTest : public EngineTest {
 
   static Tokens MakeBatch(int number) { return Tokens(1 + number % 3, 3, 256, kExperts, number); }
 
-  absl::StatusOr<std::unique_ptr<Engine>> RandomEngine(std::mt19937_64* random) {
-    STOKER_ASSIGN_OR_RETURN(auto checkpoint, Checkpoint::Open(directory_, faults_.Opener()));
+  absl::StatusOr<std::unique_ptr<Engine>> RandomEngine(std::mt19937_64* random, bool packed) {
+    const std::string path = packed ? directory_ + "/packed.stoker" : directory_;
+    STOKER_ASSIGN_OR_RETURN(auto checkpoint, Checkpoint::Open(path, faults_.Opener()));
     EngineOptions options;
     options.cache_bytes = (3 + (*random)() % 40) * SlotLayout(checkpoint->extents(0, 0)).slot_bytes;
     options.chunk_bytes = 4096 << (*random)() % 3;
@@ -47,7 +51,7 @@ class EngineRandomTest : public EngineTest {
   }
 
   // What one thread does in a round.
-  void Operate(Engine* engine, uint64_t seed, int operations) {
+  void Operate(Engine* engine, bool packed, uint64_t seed, int operations) {
     std::mt19937_64 random(seed);
     for (int i = 0; i < operations; ++i) {
       const uint64_t kind = random() % 16;
@@ -68,6 +72,7 @@ class EngineRandomTest : public EngineTest {
         faults_.short_reads = random() % 2 == 0;
         faults_.replaced = random() % 16 == 0;
         faults_.ends_early = random() % 16 == 0;
+        faults_.flip_every = packed && random() % 4 == 0 ? 1 + static_cast<int>(random() % 50) : 0;
       }
     }
   }
@@ -81,8 +86,9 @@ class EngineRandomTest : public EngineTest {
 
 TEST_F(EngineRandomTest, NothingIsWrongLeftBehindOrHangs) {
   std::mt19937_64 random(FromEnvironment("STOKER_SEED", 1));
+  ASSERT_TRUE(PackCheckpoint(directory_, directory_ + "/packed.stoker", {}).ok());
   {
-    auto engine = RandomEngine(&random);
+    auto engine = RandomEngine(&random, /*packed=*/false);
     ASSERT_TRUE(engine.ok()) << engine.status();
     for (int number = 0; number < kBatches; ++number) {
       Tokens batch = MakeBatch(number);
@@ -92,16 +98,20 @@ TEST_F(EngineRandomTest, NothingIsWrongLeftBehindOrHangs) {
       expected_.push_back(batch.out);
     }
   }
-  const int64_t rounds = FromEnvironment("STOKER_OPERATIONS", 20'000) / kOperationsARound;
+  const int64_t rounds =
+      FromEnvironment("STOKER_OPERATIONS", testing::Repetitions(20'000, 1'000'000)) /
+      kOperationsARound;
   for (int64_t round = 0; round < rounds; ++round) {
     faults_.fail_after = -1;
     faults_.short_reads = faults_.replaced = faults_.ends_early = false;
-    auto engine = RandomEngine(&random);
+    faults_.flip_every = 0;
+    const bool packed = random() % 2 == 0;
+    auto engine = RandomEngine(&random, packed);
     ASSERT_TRUE(engine.ok()) << engine.status();
     std::vector<std::thread> threads;
     for (int t = 0; t < 2; ++t) {
-      threads.emplace_back([this, &engine, seed = random()] {
-        Operate(engine->get(), seed, kOperationsARound / 2);
+      threads.emplace_back([this, &engine, packed, seed = random()] {
+        Operate(engine->get(), packed, seed, kOperationsARound / 2);
       });
     }
     for (std::thread& thread : threads) thread.join();

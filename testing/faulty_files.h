@@ -30,6 +30,7 @@ class FaultyFiles {
   std::atomic<bool> ends_early{false};   // reads return 0 as at the end of the file
   std::atomic<bool> not_finite{false};   // what is read has all bits set
   std::atomic<bool> replaced{false};     // the name belongs to another file
+  std::atomic<int> flip_every{0};        // one bit of every so manyth read is wrong; 0: none
   std::atomic<int> latency_us{0};
   std::atomic<bool> hold{false};  // reads wait until it is false, at most 60 s
   std::atomic<int> reading{0};    // reads that run
@@ -66,6 +67,12 @@ class FaultyFiles {
       if (faults_->short_reads && into.size() > 1000) into = into.first(1000);
       auto got = file_->ReadAt(offset, into);
       if (faults_->not_finite) std::fill(into.begin(), into.end(), '\xff');
+      const int every = faults_->flip_every;
+      if (every > 0 && got.ok() && *got > 0) {
+        const uint64_t read = ++faults_->reads_;
+        // Anywhere in what was read: a product of odd numbers visits all places.
+        if (read % every == 0) into[read * 0x9E3779B97F4A7C15u % *got] ^= 1 << read % 8;
+      }
       return got;
     }
 
@@ -73,6 +80,8 @@ class FaultyFiles {
     const std::unique_ptr<offload::File> file_;
     FaultyFiles* const faults_;
   };
+
+  std::atomic<uint64_t> reads_{0};
 };
 
 }  // namespace stoker::testing

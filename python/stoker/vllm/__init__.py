@@ -14,7 +14,9 @@ from stoker.vllm import gate
 logger = logging.getLogger("vllm.stoker")
 
 # Architectures whose models are replaced, by the class that replaces them.
-MODELS = {"Qwen3MoeForCausalLM": "stoker.vllm.qwen3_moe:StokerQwen3MoeForCausalLM"}
+MODELS = {"Qwen3MoeForCausalLM": "stoker.vllm.qwen3_moe:StokerQwen3MoeForCausalLM",
+          "DeepseekV32ForCausalLM": "stoker.vllm.deepseek_v32:StokerDeepseekV32ForCausalLM",
+          "GlmMoeDsaForCausalLM": "stoker.vllm.deepseek_v32:StokerGlmMoeDsaForCausalLM"}
 
 _registered = False
 

@@ -28,11 +28,15 @@ class Engagement:
     compiled: bool = False  # by vLLM, with the graph pass; else the layers are replaced
 
 
-def prepare(vllm_config) -> Engagement:
-    """Before the model is built; collective over the tensor-parallel group. Never raises for what it can refuse."""
+def prepare(vllm_config, eager=False) -> Engagement:
+    """Before the model is built; collective over the tensor-parallel group. Never raises for what it can refuse.
+
+    eager: the model is not compiled, whatever the configuration says."""
     mode, _ = gate.mode_of()
     group = get_tp_group()
     facts = _facts(vllm_config, group)
+    if eager:
+        facts = dataclasses.replace(facts, compilation="none", graph_pass_taken=False)
     compiled = facts.compilation == "vllm"
     reason = gate.reason_off(mode, facts) or register_runner()
     if reason is None and compiled and fuse_pass.in_use():
@@ -85,10 +89,17 @@ def _vllms_own(partial, residual, gamma, eps):
 class EngagedModel:
     """Mixed into a vLLM model class with a `model` of decoder layers. Where the gate refuses, nothing is changed."""
 
+    stoker_eager = False  # the class is not compiled, whatever the configuration says
+
     def __init__(self, *, vllm_config, prefix=""):
-        self.__dict__["_stoker"] = engagement = prepare(vllm_config)
+        self.__dict__["_stoker"] = prepare(vllm_config, self.stoker_eager)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        arm(self.model, engagement)
+        self.stoker_arm()
+        if self._stoker.tail is not None and self._stoker.tail.communicator is not None:
+            health.Watcher(self._stoker.tail.communicator.health).start()
+
+    def stoker_arm(self):
+        arm(self.model, self._stoker)
 
     def forward(self, *args, **kwargs):
         tails.count("forwards")
@@ -128,10 +139,8 @@ def arm(model, engagement):
 
     A layer defers only where its successor can consume: the next layer's input norm, or the final norm for the last.
     """
-    rank0 = get_tp_group().rank_in_group == 0
     if engagement.tail is None:
-        if rank0:
-            logger.info("Stoker is off: %s", engagement.reason)
+        say_off(engagement.reason)
         return
     layers = list(model.layers)
     successors = [layer.input_layernorm for layer in layers[1:]] + [model.norm]
@@ -145,10 +154,7 @@ def arm(model, engagement):
         norms += attention is None
         experts += reason is None
         why_not += [f"layer {index}: {why}" for why in (attention, reason) if why]
-    if engagement.tail.communicator is not None:
-        health.Watcher(engagement.tail.communicator.health).start()
-    if rank0:
-        logger.info("%s", summary(engagement, norms, experts, len(layers), why_not))
+    say_on(engagement, norms, experts, len(layers), why_not)
 
 
 def arm_attention(layer, tail, site):
@@ -187,6 +193,16 @@ def compiled_experts(layer):
     if runner.routed_scaling_factor != 1.0:
         return "its experts are scaled in the graph"
     return runner.stoker_refusal()
+
+
+def say_off(reason):
+    if get_tp_group().rank_in_group == 0:
+        logger.info("Stoker is off: %s", reason)
+
+
+def say_on(engagement, norms, experts, layers, why_not):
+    if get_tp_group().rank_in_group == 0:
+        logger.info("%s", summary(engagement, norms, experts, layers, why_not))
 
 
 def summary(engagement, norms, experts, layers, why_not):

@@ -80,8 +80,8 @@ class StokerMoERunner(MoERunner):
     _stoker_switch = None  # what makes the experts leave their rows while its stoker_on; None: nothing can
     _stoker_prepared = False
 
-    def stoker_refusal(self):
-        """Why this layer cannot defer, or None."""
+    def stoker_refusal(self, sums_later=False):
+        """Why this layer cannot defer, or None. sums_later: its model leaves the sum over ranks to the norm itself."""
         if self.routed_input_transform is not None or self.routed_output_transform is not None:
             return "its routed experts have a transform around them"
         if isinstance(self.router, ZeroExpertRouter):
@@ -90,8 +90,8 @@ class StokerMoERunner(MoERunner):
             return "its hidden size is padded for the kernel"
         if self.routed_scaling_factor != 1.0 and self.moe_config.in_dtype == torch.float16:
             return "its decoder layer compensates for float16 scaling"
-        if self.moe_config.skip_final_all_reduce:
-            return "its model already leaves the all-reduce to another"
+        if self.moe_config.skip_final_all_reduce != sums_later:
+            return "its model leaves the sum over ranks to another" if not sums_later else "it sums over ranks itself"
         return None
 
     def arm(self, tail):

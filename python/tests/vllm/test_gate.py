@@ -10,6 +10,7 @@ import types
 
 import pytest
 
+import stoker.vllm
 from stoker.vllm import gate
 
 REASONS = {
@@ -167,7 +168,11 @@ def start(folder, mode, version="0.32.0", body="self.models[architecture] = repl
 @pytest.mark.parametrize("mode", ["auto", "reference"])
 def test_register_replaces_the_models_and_leaves_the_line_to_the_engine(tmp_path, mode):
     models, lines = start(tmp_path, mode)
-    assert models == {"Qwen3MoeForCausalLM": "stoker.vllm.qwen3_moe:StokerQwen3MoeForCausalLM"} and lines == []
+    assert models == stoker.vllm.MODELS and len(models) == 3 and lines == []
+    package = pathlib.Path(gate.__file__).parent
+    for replacement in models.values():
+        module, _, name = replacement.partition(":")
+        assert name in (package / f"{module.rsplit('.', 1)[1]}.py").read_text()
 
 
 @pytest.mark.parametrize("mode,version,body,reason", [

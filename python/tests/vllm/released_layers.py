@@ -1,0 +1,211 @@
+"""Tier A against vLLM's released sources: the layers of DeepSeek-V3.2 and GLM-5, which cannot run without a GPU.
+
+The released classes with parts that stand in for attention, experts and embedding, on two CPU ranks: the fused forward
+against the released one. Run by `tools/test --vllm`.
+"""
+
+import pathlib
+import sys
+import tempfile
+import types
+
+import pytest
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import rank_processes  # noqa: E402
+
+HIDDEN, LAYERS, TOKENS, EXPERTS, TOP_K = 64, 3, 5, 6, 2
+
+
+class Attention(torch.nn.Module):
+    """A row-parallel projection that is not reduced."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.weight = drawn(HIDDEN, HIDDEN, seed=seed) / 8
+
+    def forward(self, positions, hidden_states):
+        return torch.tanh(hidden_states.float() + positions.float().unsqueeze(1) / 8).bfloat16() @ self.weight
+
+
+def drawn(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def experts_rows(weights, x):
+    """Un-finalized rows of a rank: every token's TOP_K routes."""
+    from vllm.model_executor.layers.fused_moe.moe_output import UnfinalizedMoEOutput
+
+    scores = torch.softmax((x.float() @ weights[:, 0].float().t()), -1)
+    chosen, ids = torch.topk(scores, TOP_K)
+    rows = torch.einsum("th,tkh->tkh", x.float(), weights[ids, 1].float()).bfloat16().reshape(-1, HIDDEN)
+    indices = torch.arange(len(x) * TOP_K, dtype=torch.int32).view(len(x), TOP_K)
+    return UnfinalizedMoEOutput(rows, chosen, indices)
+
+
+def finalized(rows):
+    picked = rows.gemm2_permuted[rows.expanded_idx_to_permuted_idx.long()].float()
+    return (picked * rows.expert_weights.unsqueeze(-1)).sum(1).bfloat16()
+
+
+def fake_runner(kind, seed):
+    """A runner of this class without its kernels: _forward_impl is what its experts and shared expert compute."""
+    runner = object.__new__(kind)
+    torch.nn.Module.__init__(runner)
+    weights, shared = drawn(EXPERTS, 2, HIDDEN, seed=seed), drawn(HIDDEN, HIDDEN, seed=seed + 1) / 8
+    runner.layer_name, runner._shared_experts = f"runner {seed}", object()
+    runner.routed_input_transform = runner.routed_output_transform = runner.router = None
+    runner.routed_scaling_factor = 1.0
+    runner.moe_config = types.SimpleNamespace(skip_final_all_reduce=True, hidden_dim=HIDDEN,
+                                              hidden_dim_unpadded=HIDDEN, in_dtype=torch.bfloat16)
+    runner.routed_experts = types.SimpleNamespace(quant_method=types.SimpleNamespace(moe_kernel=None))
+    runner._forward_impl = lambda x, logits, shared_in, ids: (x @ shared, experts_rows(weights, x))
+
+    def released(hidden_states, router_logits):
+        share, rows = runner._forward_impl(hidden_states, None, None, None)
+        return share + finalized(rows)
+
+    runner.released = released
+    return runner
+
+
+def build(nvidia, seed):
+    """A released model: dense first layer, experts in the others, parts of this rank drawn from seed."""
+    from vllm.model_executor.layers.layernorm import RMSNorm
+    from vllm.model_executor.models.deepseek_v2 import DeepseekV2MLP, DeepseekV2MoE
+    from stoker.vllm.runner import StokerMoERunner
+
+    def bare(kind):
+        made = object.__new__(kind)
+        torch.nn.Module.__init__(made)
+        return made
+
+    def norm(seed):
+        made = RMSNorm(HIDDEN, eps=1e-5)
+        made.weight.data = (1 + drawn(HIDDEN, seed=seed) / 8)
+        return made
+
+    model = bare(nvidia.DeepseekV32Model)
+    layers = []
+    for index in range(LAYERS):
+        layer = bare(nvidia.DeepseekV32DecoderLayer)
+        layer.use_sequence_parallel = False
+        layer.self_attn = Attention(seed + 10 * index)
+        layer.input_layernorm, layer.post_attention_layernorm = norm(1000 + index), norm(1100 + index)
+        if index == 0:
+            layer.mlp = bare(DeepseekV2MLP)
+            weight = drawn(HIDDEN, HIDDEN, seed=seed + 5) / 8
+            layer.mlp.forward = lambda x, weight=weight: x @ weight
+        else:
+            layer.mlp = bare(DeepseekV2MoE)
+            layer.mlp.is_sequence_parallel = False
+            layer.mlp.experts = fake_runner(StokerMoERunner, seed + 10 * index + 3)
+        layers.append(layer)
+    model.layers, model.norm = torch.nn.ModuleList(layers), norm(1200)
+    model.start_layer, model.end_layer, model.use_sequence_parallel = 0, LAYERS, False
+    model.replicated_embed, model.aux_hidden_state_layers = False, ()
+    table = drawn(32, HIDDEN, seed=1300)  # the same on all ranks
+    model.embed_tokens = lambda ids: table[ids]
+    return model
+
+
+def on_ranks(body):
+    with tempfile.TemporaryDirectory() as folder:
+        def rank_body(rank, world):
+            from vllm.config import VllmConfig, set_current_vllm_config
+            from vllm.distributed import init_distributed_environment, initialize_model_parallel
+
+            with set_current_vllm_config(VllmConfig()), torch.no_grad():
+                init_distributed_environment(world, rank, f"file://{folder}/vllm", rank, "gloo")
+                initialize_model_parallel(world)
+                return body(rank)
+
+        return rank_processes.run(2, rank_body, deadline=200)
+
+
+def _forward(rank):
+    import vllm.models.deepseek_v32.nvidia.model as nvidia
+    from vllm.distributed.parallel_state import get_tp_group
+
+    import stoker
+    from stoker.vllm import deepseek_v32, engage, tail as tails
+
+    ids, positions = torch.arange(TOKENS) * 3, torch.arange(TOKENS)
+    released = build(nvidia, 100 * (rank + 1))
+    for layer in released.layers[1:]:
+        layer.mlp.experts.forward = layer.mlp.experts.released
+    wanted = released(ids, positions)
+    communicator = stoker.Communicator.from_process_group(get_tp_group().cpu_group, device="cpu", max_tokens=8,
+                                                          hidden_max=HIDDEN, name="dsa", timeout=20)
+    tail = tails.Tail(get_tp_group().cpu_group, 8, HIDDEN, communicator, strict=True)
+    fused = build(nvidia, 100 * (rank + 1))
+    engagement = engage.Engagement("on", tail=tail)
+    deepseek_v32.arm(fused, engagement)
+    got = fused(ids, positions)
+    # Other roundings, a few of which meet where a difference of large numbers is small.
+    apart = (got.float() - wanted.float()).abs()
+    assert apart.max() < 0.15 and apart.mean() < 0.01, (apart.max(), apart.mean())
+    embedded = fused(None, positions, inputs_embeds=released.embed_tokens(ids))
+    assert torch.equal(embedded, got)
+    experts = LAYERS - 1
+    assert tails.counters() == {"allreduce_rmsnorm fused": 2 * (LAYERS + 1),
+                                "moe_finalize_allreduce_rmsnorm fused": 2 * experts}, tails.counters()
+    fused.aux_hidden_state_layers = (1,)
+    with pytest.raises(RuntimeError, match="auxiliary hidden states"):
+        fused(ids, positions)
+    communicator.close()
+    return "done"
+
+
+def _refusals(rank):
+    import vllm.models.deepseek_v32.nvidia.model as nvidia
+    from vllm.model_executor.layers.layernorm import GemmaRMSNorm
+
+    from stoker.vllm import deepseek_v32, engage, tail as tails
+
+    model = build(nvidia, 1)
+    assert deepseek_v32.refusal(model) is None
+    model.norm = GemmaRMSNorm(HIDDEN)
+    assert "GemmaRMSNorm" in deepseek_v32.refusal(model)
+    engagement = engage.Engagement("on", tail=tails.Tail(None, 8, HIDDEN))
+    deepseek_v32.arm(model, engagement)
+    assert engagement.tail is None and type(model) is nvidia.DeepseekV32Model
+    assert all(type(layer) is nvidia.DeepseekV32DecoderLayer for layer in model.layers)
+    other = build(nvidia, 1)
+    other.layers[1].__class__ = type("Other", (nvidia.DeepseekV32DecoderLayer,), {})
+    assert "a layer is a Other" in deepseek_v32.refusal(other)
+    # Experts that sum over ranks by themselves do not defer; the released model's leave the sum to the norm.
+    runner = build(nvidia, 1).layers[1].mlp.experts
+    assert runner.stoker_refusal(sums_later=True) is None and "leaves the sum" in runner.stoker_refusal()
+    runner.moe_config.skip_final_all_reduce = False
+    assert runner.stoker_refusal() is None and "sums over ranks itself" in runner.stoker_refusal(sums_later=True)
+    for change, reason in (({"routed_input_transform": object()}, "transform"),
+                           ({"routed_scaling_factor": 2.5}, "float16"), ):
+        for name, value in change.items():
+            setattr(runner, name, value)
+        runner.moe_config.in_dtype = torch.float16
+        assert reason in runner.stoker_refusal()
+        runner.routed_input_transform = None
+    runner.routed_scaling_factor, runner.moe_config.hidden_dim = 1.0, 2 * HIDDEN
+    assert "padded" in runner.stoker_refusal()
+    return "done"
+
+
+def _registered(rank):
+    import vllm.models.deepseek_v32 as released
+    import vllm.models.deepseek_v32.nvidia.model as nvidia
+
+    from stoker.vllm import deepseek_v32
+
+    # On this platform vLLM serves the generic model, which is left as it is.
+    assert deepseek_v32.StokerDeepseekV32ForCausalLM is released.DeepseekV32ForCausalLM
+    assert deepseek_v32.StokerGlmMoeDsaForCausalLM is released.GlmMoeDsaForCausalLM
+    made = deepseek_v32.engaged(nvidia.DeepseekV32ForCausalLM)
+    assert issubclass(made, nvidia.DeepseekV32ForCausalLM) and made.stoker_arm is deepseek_v32.EngagedDsa.stoker_arm
+    return "done"
+
+
+@pytest.mark.parametrize("body", [_forward, _refusals, _registered])
+def test_on_two_ranks(body):
+    assert on_ranks(body) == ["done", "done"]

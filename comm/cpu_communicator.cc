@@ -36,7 +36,7 @@ absl::Status CpuCommunicator::Connect(RankExchange& exchange, absl::Duration tim
   auto own = SharedMemory::Create(name(plan_.rank), plan_.layout.bytes());
   STOKER_RETURN_IF_ERROR(exchange.AllSucceeded("creating workspaces", own.status(), timeout));
   workspace_[plan_.rank] = std::move(*own);
-  Wipe(plan_.first_epoch, 0);
+  Wipe(Epoch(plan_.first_epoch), Generation(0));
   absl::Status opened;
   for (int peer = 0; peer < plan_.world && opened.ok(); ++peer) {
     if (peer == plan_.rank) continue;
@@ -47,7 +47,7 @@ absl::Status CpuCommunicator::Connect(RankExchange& exchange, absl::Duration tim
   STOKER_RETURN_IF_ERROR(exchange.AllSucceeded("opening workspaces", opened, timeout));
   absl::Status checked;
   for (int peer = 0; peer < plan_.world; ++peer) {
-    checked.Update(CheckControl(*ControlOf(workspace_[peer].data()), plan_, 0, peer));
+    checked.Update(CheckControl(*ControlOf(workspace_[peer].data()), plan_, Generation(0), peer));
   }
   STOKER_RETURN_IF_ERROR(exchange.AllSucceeded("checking workspaces", checked, timeout));
   // Everybody has it mapped. Without its name it goes with the last of them, however they end.
@@ -63,11 +63,11 @@ void CpuCommunicator::RemoveNames() const {
   }
 }
 
-void CpuCommunicator::Wipe(uint32_t first_epoch, uint32_t generation) {
+void CpuCommunicator::Wipe(Epoch first, Generation generation) {
   void* workspace = workspace_[plan_.rank].data();
   std::memset(MailboxOf(workspace), 0xFF,
               plan_.layout.scales_offset() - WorkspaceLayout::kMailboxOffset);
-  for (uint32_t epoch : {first_epoch, first_epoch + 1u}) {
+  for (uint32_t epoch : {first.value(), first.value() + 1u}) {
     std::fill_n(ScalesOf(workspace, plan_.layout) + plan_.layout.scale_index(epoch, 0),
                 plan_.layout.capacity, HeaderWord(epoch - 2u, 0));
     for (int source = 0; source < kWorldMax; ++source) {
@@ -76,7 +76,7 @@ void CpuCommunicator::Wipe(uint32_t first_epoch, uint32_t generation) {
           HeaderWord(epoch - 2u, 0), HeaderWord(epoch - 2u, 0)};
     }
   }
-  const Control control = MakeControl(plan_, first_epoch, generation);
+  const Control control = MakeControl(plan_, first, generation);
   std::memcpy(workspace, &control, sizeof(control));
   generation_ = generation;
 }
@@ -125,7 +125,7 @@ absl::Status CpuCommunicator::StopAll() {
     record->epoch = env.LoadWord(&control->epoch);
     record->rank = plan_.rank;
     record->peer = record->token = record->packet = -1;
-    env.StoreWord(&record->valid, generation_ + 1u);
+    env.StoreWord(&record->valid, generation_.load().value() + 1u);
   }
   for (int r = 0; r < plan_.world; ++r) {
     env.StoreWord(&ControlOf(workspace_[r].data())->abort, 1u);
@@ -156,7 +156,7 @@ absl::Status CpuCommunicator::WipeTogether(RankExchange& exchange, absl::Duratio
     std::memcpy(&theirs, message.data(), sizeof(theirs));
     if (static_cast<int32_t>(theirs - latest) > 0) latest = theirs;
   }
-  Wipe(latest + 2u, generation_ + 1u);
+  Wipe(Epoch(latest + 2u), Generation(generation_.load().value() + 1u));
   health_.Wipe(generation_);
   return exchange.Barrier("wiping after a failure", timeout);
 }

@@ -30,7 +30,7 @@ class CpuCommunicator {
                                                                  RankExchange& exchange);
 
   const GroupPlan& plan() const { return plan_; }
-  uint32_t generation() const { return generation_; }
+  Generation generation() const { return generation_; }
   // The first failure that any rank of the group reported, or why a reset failed, or OK.
   absl::Status Health() const;
   const HealthPage& health_page() const { return *health_.page(); }
@@ -56,10 +56,10 @@ class CpuCommunicator {
   void RemoveNames() const;
   absl::Status StopAll();
   absl::Status WipeTogether(RankExchange& exchange, absl::Duration timeout);
-  void Wipe(uint32_t first_epoch, uint32_t generation);
+  void Wipe(Epoch first, Generation generation);
 
   GroupPlan plan_;
-  std::atomic<uint32_t> generation_ = 0;
+  std::atomic<Generation> generation_;
   class Health health_;
   SharedMemory workspace_[kWorldMax];
   Lifecycle lifecycle_;

@@ -178,7 +178,7 @@ class Exchange {
 absl::Status RunOneShot(CpuCommunicator& communicator, const CpuLaunch& launch) {
   STOKER_RETURN_IF_ERROR(communicator.BeginLaunch());
   absl::Cleanup end = [&communicator] { communicator.EndLaunch(); };
-  if (launch.descriptor.generation != communicator.generation()) {
+  if (launch.descriptor.generation != communicator.generation().value()) {
     return absl::FailedPreconditionError("the group was reset while this launch was prepared");
   }
   ExchangeParams params = communicator.Params();

@@ -42,7 +42,7 @@ inline absl::Status LaunchAndCheck(CpuCommunicator& communicator, int tokens,
   descriptor.op = Op::kPlain;
   descriptor.wire_type = WireType::kBf16;
   descriptor.hidden = kPackets * kPacketElements;
-  descriptor.generation = communicator.generation();
+  descriptor.generation = communicator.generation().value();
   const absl::Status status = RunOneShot(communicator, {.descriptor = descriptor,
                                                         .tokens = tokens,
                                                         .packets = kPackets,

@@ -49,7 +49,8 @@ absl::StatusOr<std::unique_ptr<CudaCommunicator>> CudaCommunicator::Create(
       Health::Create(communicator->plan_, communicator->device_, exchange, timeout));
   communicator->placement_.sms = cuda.sm_budget;
   absl::Status allocated = communicator->Allocate();
-  if (allocated.ok()) allocated = communicator->Wipe(communicator->plan_.first_epoch, 0);
+  if (allocated.ok())
+    allocated = communicator->Wipe(Epoch(communicator->plan_.first_epoch), Generation(0));
   STOKER_RETURN_IF_ERROR(exchange.AllSucceeded("allocating workspaces", allocated, timeout));
   STOKER_RETURN_IF_ERROR(communicator->Connect(exchange, timeout));
   return communicator;
@@ -92,21 +93,21 @@ absl::Status CudaCommunicator::Allocate() {
                                  " bytes (lower the capacity or the largest hidden size)"));
 }
 
-absl::Status CudaCommunicator::Wipe(uint32_t first_epoch, uint32_t generation) {
+absl::Status CudaCommunicator::Wipe(Epoch first, Generation generation) {
   char* workspace = static_cast<char*>(workspace_[plan_.rank]);
   const int64_t mailbox_bytes = plan_.layout.scales_offset() - WorkspaceLayout::kMailboxOffset;
   STOKER_CUDA(cudaMemsetAsync(workspace + WorkspaceLayout::kMailboxOffset, 0xFF, mailbox_bytes,
                               control_stream_));
   // As if every peer had launched the epoch two before the first one of each parity.
   Header headers[2 * kWorldMax];
-  for (uint32_t epoch : {first_epoch, first_epoch + 1u}) {
+  for (uint32_t epoch : {first.value(), first.value() + 1u}) {
     for (int source = 0; source < kWorldMax; ++source) {
       headers[WorkspaceLayout::header_index(epoch, source)] = {HeaderWord(epoch - 2u, 0),
                                                                HeaderWord(epoch - 2u, 0)};
     }
   }
   std::vector<uint64_t> scales(2 * plan_.layout.capacity);
-  for (uint32_t epoch : {first_epoch, first_epoch + 1u}) {
+  for (uint32_t epoch : {first.value(), first.value() + 1u}) {
     std::fill_n(scales.begin() + plan_.layout.scale_index(epoch, 0), plan_.layout.capacity,
                 HeaderWord(epoch - 2u, 0));
   }
@@ -115,7 +116,7 @@ absl::Status CudaCommunicator::Wipe(uint32_t first_epoch, uint32_t generation) {
                               control_stream_));
   STOKER_CUDA(cudaMemcpyAsync(workspace + WorkspaceLayout::kHeadersOffset, headers, sizeof(headers),
                               cudaMemcpyHostToDevice, control_stream_));
-  const Control control = MakeControl(plan_, first_epoch, generation);
+  const Control control = MakeControl(plan_, first, generation);
   STOKER_CUDA(cudaMemcpyAsync(workspace, &control, sizeof(control), cudaMemcpyHostToDevice,
                               control_stream_));
   STOKER_CUDA(cudaStreamSynchronize(control_stream_));
@@ -180,7 +181,7 @@ absl::Status CudaCommunicator::ReportAndStopAll() {
     record->code = FailureCode::kAborted;
     record->rank = plan_.rank;
     record->peer = record->token = record->packet = -1;
-    __atomic_store_n(&record->valid, generation_ + 1u, __ATOMIC_RELEASE);
+    __atomic_store_n(&record->valid, generation_.value() + 1u, __ATOMIC_RELEASE);
   }
   return StopAll();
 }
@@ -210,7 +211,7 @@ absl::Status CudaCommunicator::WipeTogether(RankExchange& exchange, absl::Durati
     std::memcpy(&theirs, message.data(), sizeof(theirs));
     if (static_cast<int32_t>(theirs - latest) > 0) latest = theirs;
   }
-  STOKER_RETURN_IF_ERROR(Wipe(latest + 2u, generation_ + 1u));
+  STOKER_RETURN_IF_ERROR(Wipe(Epoch(latest + 2u), Generation(generation_.value() + 1u)));
   health_.Wipe(generation_);
   return exchange.Barrier("wiping after a failure", timeout);
 }

@@ -51,7 +51,7 @@ class CudaCommunicator {
   const Placement& placement() const { return placement_; }
   const Wire& wire() const { return wire_; }
   int device() const { return device_; }
-  uint32_t generation() const { return generation_; }
+  Generation generation() const { return generation_; }
 
   // The first failure that any rank of the group reported, or OK. One read of host memory.
   absl::Status Health() const;
@@ -91,7 +91,7 @@ class CudaCommunicator {
   absl::Status WriteToPeers();
   absl::Status ReadWhatPeersWrote();
   absl::Status CheckPeers();
-  absl::Status Wipe(uint32_t first_epoch, uint32_t generation);
+  absl::Status Wipe(Epoch first, Generation generation);
   absl::Status StopAll();
   absl::Status ReportAndStopAll();
   absl::Status WipeTogether(RankExchange& exchange, absl::Duration timeout);
@@ -111,7 +111,7 @@ class CudaCommunicator {
   Placement placement_;
   Wire wire_ = kNvlink4Wire;
   int device_ = 0;
-  uint32_t generation_ = 0;
+  Generation generation_;
   class Health health_;
   void* health_on_device_ = nullptr;
   void* workspace_[kWorldMax] = {};

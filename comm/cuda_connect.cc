@@ -108,8 +108,8 @@ absl::Status CudaCommunicator::Connect(RankExchange& exchange, absl::Duration ti
       exchange.AllSucceeded("writing to the peers' workspaces", WriteToPeers(), timeout));
   STOKER_RETURN_IF_ERROR(
       exchange.AllSucceeded("reading the own workspace", ReadWhatPeersWrote(), timeout));
-  STOKER_RETURN_IF_ERROR(
-      exchange.AllSucceeded("wiping the workspace", Wipe(plan_.first_epoch, 0), timeout));
+  STOKER_RETURN_IF_ERROR(exchange.AllSucceeded(
+      "wiping the workspace", Wipe(Epoch(plan_.first_epoch), Generation(0)), timeout));
   STOKER_RETURN_IF_ERROR(exchange.AllSucceeded("checking workspaces", CheckPeers(), timeout));
 
   wire_ = one_device ? SharedGpuWire(plan_.world) : kNvlink4Wire;
@@ -161,7 +161,7 @@ absl::Status CudaCommunicator::CheckPeers() {
   for (int peer = 0; peer < plan_.world; ++peer) {
     Control seen;
     STOKER_CUDA(cudaMemcpy(&seen, workspace_[peer], sizeof(seen), cudaMemcpyDeviceToHost));
-    STOKER_RETURN_IF_ERROR(CheckControl(seen, plan_, 0, peer));
+    STOKER_RETURN_IF_ERROR(CheckControl(seen, plan_, Generation(0), peer));
   }
   return absl::OkStatus();
 }

@@ -155,20 +155,19 @@ absl::StatusOr<GroupPlan> AgreeOnPlan(const GroupOptions& options,
   return plan;
 }
 
-Control MakeControl(const GroupPlan& plan, uint32_t first_epoch, uint32_t generation) {
+Control MakeControl(const GroupPlan& plan, Epoch first, Generation generation) {
   Control control{};
   control.magic = kWorkspaceMagic;
   control.capacity = plan.layout.capacity;
   control.stride = plan.layout.stride;
-  control.epoch = first_epoch;
-  control.first_epoch = first_epoch;
-  control.generation = generation;
+  control.epoch = control.first_epoch = first.value();
+  control.generation = generation.value();
   control.timeout_ns = plan.timeout_ns;
   control.startup_timeout_ns = plan.startup_timeout_ns;
   return control;
 }
 
-absl::Status CheckControl(const Control& seen, const GroupPlan& plan, uint32_t generation,
+absl::Status CheckControl(const Control& seen, const GroupPlan& plan, Generation generation,
                           int peer) {
   if (seen.magic != kWorkspaceMagic) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -176,12 +175,12 @@ absl::Status CheckControl(const Control& seen, const GroupPlan& plan, uint32_t g
         " where ", absl::Hex(kWorkspaceMagic), " is expected; do all ranks run the same build?"));
   }
   if (seen.capacity != plan.layout.capacity || seen.stride != plan.layout.stride ||
-      seen.generation != generation) {
+      seen.generation != generation.value()) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "what was mapped as the workspace of rank %d is of another group: capacity %d, stride %d, "
         "generation %d; expected %d, %d, %d",
         peer, seen.capacity, seen.stride, seen.generation, plan.layout.capacity, plan.layout.stride,
-        generation));
+        generation.value()));
   }
   return absl::OkStatus();
 }

@@ -11,10 +11,16 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/environment_variables.h"
+#include "base/strong_id.h"
 #include "comm/protocol.h"
 #include "comm/rank_exchange.h"
 
 namespace stoker::comm {
+
+// Counts the launches of a group, modulo 2^32; the wire carries it as a number.
+using Epoch = StrongId<struct EpochTag, uint32_t>;
+// Counts the resets of a group, from 0.
+using Generation = StrongId<struct GenerationTag, uint32_t>;
 
 struct GroupOptions {
   std::string name = "stoker";  // 1 to 40 of [a-zA-Z0-9_-]; the same on all ranks
@@ -51,11 +57,11 @@ absl::StatusOr<GroupPlan> AgreeOnPlan(const GroupOptions& options,
                                       RankExchange& exchange);
 
 // The header of a workspace of this plan, before its first launch and after a Reset.
-Control MakeControl(const GroupPlan& plan, uint32_t first_epoch, uint32_t generation);
+Control MakeControl(const GroupPlan& plan, Epoch first, Generation generation);
 
 // FailedPrecondition if `seen`, read from the workspace that was mapped as rank `peer`'s, is not
 // what MakeControl(plan, ...) of this generation put there: another group's memory, or none.
-absl::Status CheckControl(const Control& seen, const GroupPlan& plan, uint32_t generation,
+absl::Status CheckControl(const Control& seen, const GroupPlan& plan, Generation generation,
                           int peer);
 
 }  // namespace stoker::comm

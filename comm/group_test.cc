@@ -21,22 +21,27 @@ bool Names(const absl::Status& status, const char* words) {
 
 TEST(WorkspaceHeader, OfTheSamePlanAndGenerationIsAccepted) {
   const GroupPlan plan = PlanOf(128, 896);
-  EXPECT_TRUE(CheckControl(MakeControl(plan, 2, 5), plan, 5, 1).ok());
+  EXPECT_TRUE(
+      CheckControl(MakeControl(plan, Epoch(2), Generation(5)), plan, Generation(5), 1).ok());
 }
 
 TEST(WorkspaceHeader, OfAnotherGroupIsRefusedWithBothValues) {
   const GroupPlan plan = PlanOf(128, 896);
   for (const GroupPlan& other : {PlanOf(64, 896), PlanOf(128, 512)}) {
-    EXPECT_TRUE(Names(CheckControl(MakeControl(other, 2, 0), plan, 0, 1),
-                      other.layout.capacity == 64 ? "capacity 64, stride 896, generation 0; "
-                                                    "expected 128, 896, 0"
-                                                  : "capacity 128, stride 512"));
+    EXPECT_TRUE(
+        Names(CheckControl(MakeControl(other, Epoch(2), Generation(0)), plan, Generation(0), 1),
+              other.layout.capacity == 64 ? "capacity 64, stride 896, generation 0; "
+                                            "expected 128, 896, 0"
+                                          : "capacity 128, stride 512"));
   }
-  EXPECT_TRUE(Names(CheckControl(MakeControl(plan, 2, 0), plan, 1, 1), "generation 0"));
+  EXPECT_TRUE(
+      Names(CheckControl(MakeControl(plan, Epoch(2), Generation(0)), plan, Generation(1), 1),
+            "generation 0"));
 }
 
 TEST(WorkspaceHeader, MemoryWithoutOneIsRefused) {
-  EXPECT_TRUE(Names(CheckControl(Control{}, PlanOf(128, 896), 0, 1), "starts with 0 where"));
+  EXPECT_TRUE(
+      Names(CheckControl(Control{}, PlanOf(128, 896), Generation(0), 1), "starts with 0 where"));
 }
 
 }  // namespace

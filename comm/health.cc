@@ -179,10 +179,10 @@ absl::StatusOr<Health> Health::Create(const GroupPlan& plan, int device, RankExc
 
 absl::Status Health::Check() const { return StatusOf(*page()); }
 
-void Health::Wipe(uint32_t generation) {
+void Health::Wipe(Generation generation) {
   // Only this word: others may be reading the record at this moment.
   __atomic_store_n(&own()->record.valid, 0u, __ATOMIC_RELEASE);
-  __atomic_store_n(&page()->generation, generation, __ATOMIC_RELEASE);
+  __atomic_store_n(&page()->generation, generation.value(), __ATOMIC_RELEASE);
 }
 
 absl::Status StatusOf(const HealthPage& page) {

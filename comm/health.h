@@ -29,7 +29,7 @@ class Health {
   // OK, or the first failure that any rank reported in this generation.
   absl::Status Check() const;
   // Forgets this rank's record and starts the next generation's.
-  void Wipe(uint32_t generation);
+  void Wipe(Generation generation);
 
  private:
   SharedMemory memory_;

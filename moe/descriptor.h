@@ -2,6 +2,7 @@
 // GPU.
 #pragma once
 
+#include "comm/group.h"
 #include "comm/protocol.h"
 #include "moe/arguments.h"
 #include "moe/launch_options.h"
@@ -9,7 +10,8 @@
 namespace stoker::moe {
 
 inline comm::LaunchDescriptor DescribePlain(const Shape& shape, const NormArguments& norm,
-                                            const LaunchOptions& options, uint32_t generation) {
+                                            const LaunchOptions& options,
+                                            comm::Generation generation) {
   comm::LaunchDescriptor descriptor{};
   descriptor.op = comm::Op::kPlain;
   descriptor.wire_type = shape.wire_type;
@@ -20,14 +22,15 @@ inline comm::LaunchDescriptor DescribePlain(const Shape& shape, const NormArgume
   descriptor.weight_bias = norm.weight_bias;
   descriptor.routed_scaling_factor = 1.0f;
   descriptor.site = options.site;
-  descriptor.generation = generation;
+  descriptor.generation = generation.value();
   return descriptor;
 }
 
 inline comm::LaunchDescriptor DescribeFinalize(const Shape& shape,
                                                const FinalizeArguments& finalize,
                                                const NormArguments& norm,
-                                               const LaunchOptions& options, uint32_t generation) {
+                                               const LaunchOptions& options,
+                                               comm::Generation generation) {
   comm::LaunchDescriptor descriptor = DescribePlain(shape, norm, options, generation);
   descriptor.op = comm::Op::kFinalize;
   descriptor.top_k = finalize.top_k;
@@ -37,7 +40,8 @@ inline comm::LaunchDescriptor DescribeFinalize(const Shape& shape,
 
 // Ranks may differ in their experts, so the descriptor does not name them.
 inline comm::LaunchDescriptor DescribeReduction(const Shape& shape, const NormArguments& norm,
-                                                const LaunchOptions& options, uint32_t generation) {
+                                                const LaunchOptions& options,
+                                                comm::Generation generation) {
   comm::LaunchDescriptor descriptor = DescribePlain(shape, norm, options, generation);
   descriptor.op = comm::Op::kReduction;
   return descriptor;

@@ -21,9 +21,9 @@ TEST_P(OneGrid, ThreeLaunchesHaveTheReferencesBits) {
   for (int rank = 0; rank < kOneGridWorld; ++rank) {
     const moe::FinalizeArguments& finalize = data->device[rank].finalize();
     const moe::NormArguments& norm = data->device[rank].norm();
-    params.exchange[rank] =
-        moe::MakeExchangeParams((*world)->communicator(rank).Params(), options.shape,
-                                moe::DescribeFinalize(options.shape, finalize, norm, {}, 0), {});
+    params.exchange[rank] = moe::MakeExchangeParams(
+        (*world)->communicator(rank).Params(), options.shape,
+        moe::DescribeFinalize(options.shape, finalize, norm, {}, comm::Generation(0)), {});
     params.finalize[rank] = moe::MakeFinalizeParams(options.shape, finalize);
     params.norm[rank] = moe::MakeNormParams(options.shape, norm);
   }

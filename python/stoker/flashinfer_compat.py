@@ -121,10 +121,10 @@ def trtllm_moe_allreduce_fusion(world_size, world_rank, token_num, hidden_dim, w
     rows = moe_reduction_active_experts_token_input.view(-1, token_num, hidden_dim)[:experts]
     scales = moe_reduction_scale_input.view(-1, token_num)[:experts]
     handle, shared = _handle(workspace_ptrs), moe_reduction_token_input.view(shape)
-    if moe_allreduce_out is not None:
+    if moe_allreduce_out is not None:  # its norm is overwritten by the second launch
         torch.ops.stoker.moe_reduce_allreduce_rmsnorm.out(
             rows, scales, rms_gamma, handle, shared=shared, residual_out=moe_allreduce_out.view(shape),
-            norm_out=torch.empty_like(shared))
+            norm_out=norm_out.view(shape))
     torch.ops.stoker.moe_reduce_allreduce_rmsnorm.out(
         rows, scales, rms_gamma, handle, shared=shared, residual=residual_in.view(shape), eps=rms_eps,
         weight_bias=weight_bias or 0.0, programmatic_launch=bool(launch_with_pdl),

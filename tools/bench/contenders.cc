@@ -76,6 +76,28 @@ class Maker {
     return contender;
   }
 
+  // The sibling that reads as many rows: top_k experts for every token, at the start of the
+  // permuted rows. Its numbers are other ones, and are tested elsewhere.
+  Contender Reduction(const moe::LaunchOptions& launch) const {
+    const int64_t bytes = std::max<int64_t>(16, int64_t{4} * top_k_ * shape_.tokens);
+    void* memory = nullptr;
+    if (cudaMalloc(&memory, bytes) == cudaSuccess) cudaMemset(memory, 0, bytes);
+    const std::shared_ptr<void> scales(memory, [](void* p) { cudaFree(p); });
+    Contender contender = Fused("reduction", launch);
+    contender.outputs = false;
+    contender.launch = [&world = world_, shape = shape_, launch, scales](
+                           int rank, const moe::FinalizeArguments& finalize,
+                           const moe::NormArguments& norm, cudaStream_t stream) {
+      return moe::MoeReduceAllReduceRmsNorm(world.communicator(rank), shape,
+                                            {.rows = finalize.rows,
+                                             .scales = static_cast<const float*>(scales.get()),
+                                             .experts = finalize.top_k,
+                                             .shared = finalize.shared},
+                                            norm, launch, stream);
+    };
+    return contender;
+  }
+
  private:
   moe::Shape shape_;
   int top_k_;
@@ -133,6 +155,7 @@ std::vector<Contender> OwnContenders(const ContenderOptions& options, const moe:
         maker.Fused(absl::StrCat("stoker, ", comm::ProtocolName(*other.protocol)), other));
   }
   contenders.push_back(maker.Fp32Residual(launch));
+  if (options.Wants("reduction")) contenders.push_back(maker.Reduction(launch));
   if (options.Wants("unfused")) contenders.push_back(maker.Unfused(launch));
   contenders.push_back(maker.Fused("stoker again", launch));
   return contenders;

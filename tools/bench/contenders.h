@@ -60,8 +60,9 @@ struct ContenderOptions {
 
 // Stoker with the other exchange, with its successor started early (for successors that wait, as
 // the next launch here does), with FP32 residual (its outputs only), the kernel by hand and the
-// kernel without guards where they apply, and the unfused way: finalize as one kernel, all-reduce
-// with residual and RMSNorm as a second. First and last Stoker itself, an A/A pair.
+// kernel without guards where they apply, the reduction of as many rows, and the unfused way:
+// finalize as one kernel, all-reduce with residual and RMSNorm as a second. First and last Stoker
+// itself, an A/A pair.
 std::vector<Contender> OwnContenders(const ContenderOptions& options, const moe::Shape& shape,
                                      int top_k, testing::StreamWorld& world);
 

@@ -25,8 +25,8 @@ ABSL_FLAG(std::string, dtype, "bf16", "bf16 or fp16");
 ABSL_FLAG(std::string, out, "", "file to append JSON lines to");
 ABSL_FLAG(bool, resume, false, "leave out the cells that --out holds already");
 ABSL_FLAG(std::vector<std::string>, against, {},
-          "contenders beside Stoker: of flashinfer, pr6631, unfused, hand-written, unguarded; all "
-          "if empty");
+          "contenders beside Stoker: of flashinfer, pr6631, unfused, reduction, hand-written, "
+          "unguarded; all if empty");
 ABSL_FLAG(
     std::string, placement, "streams",
     "streams: all ranks on one GPU; loopback: one rank with the GPU for itself, fed by a kernel");
@@ -56,13 +56,15 @@ absl::StatusOr<std::vector<int>> Numbers(const char* flag, const std::vector<std
 absl::Status CheckAgainst(const std::vector<std::string>& names,
                           const std::vector<bench::Peer>& peers) {
   for (const std::string& name : names) {
-    if (name == "unfused" || name == "hand-written" || name == "unguarded") continue;
+    if (name == "unfused" || name == "reduction" || name == "hand-written" || name == "unguarded")
+      continue;
     const bool known = std::any_of(peers.begin(), peers.end(), [&](const bench::Peer& peer) {
       return absl::StartsWith(peer.name, name);
     });
     if (known && !name.empty()) continue;
     return absl::InvalidArgumentError(absl::StrCat(
-        "--against=", name, ": of flashinfer, pr6631, unfused, hand-written, unguarded; ",
+        "--against=", name,
+        ": of flashinfer, pr6631, unfused, reduction, hand-written, unguarded; ",
         "flashinfer only in //tools/bench:finalize_with_peers, which its headers are compiled "
         "into"));
   }

@@ -159,6 +159,7 @@ class CpuMember : public FaultMember {
       }
     };
     bool filled = false;
+    const auto fill_nan = [&] { filled = true; };
     comm::CpuLaunch launch{
         .descriptor = moe::DescribeFinalize(shape, p.data.inputs.finalize, p.data.inputs.norm,
                                             {.site = p.launch.site}, communicator_->generation()),
@@ -166,7 +167,7 @@ class CpuMember : public FaultMember {
         .packets = packets,
         .produce = produce,
         .consume = consume,
-        .fill_nan = [&] { filled = true; }};
+        .fill_nan = fill_nan};
     FaultEnd end;
     const absl::Time start = absl::Now();
     end.status = comm::RunOneShot(*communicator_, launch);

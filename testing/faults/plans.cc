@@ -1,6 +1,6 @@
 #include "testing/faults/plans.h"
 
-#include <algorithm>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -133,8 +133,8 @@ std::vector<FaultPlan> MakePlans() {
       {"RecreatedWorkspace",
        "drops its communicator while the peers hold its memory, and joins anew", D::kRecreates, 0,
        true, kTimeout | kAborted, kLater, true, kWithHost},
-      {"SecondFailure", "launches other tokens, and stops the group while that record stands",
-       D::kFailsTwice, 0, true, kMismatch, kNow, true, kWithHost},
+      {"SecondFailure", "launches other tokens, and fails otherwise while that record stands",
+       D::kFailsTwice, 0, true, kMismatch, kNow, true, kEverywhere},
       {"BreaksThePromise",
        "lets a kernel that does not wait for the grid before it run between two launches",
        D::kBreaksPromise,
@@ -145,7 +145,7 @@ std::vector<FaultPlan> MakePlans() {
        false,
        {nullptr, kSynchronous}},
       {"HostStops", "is stopped by its host while the others wait for it", D::kStops, 0, true,
-       kAborted, kNow, true, kWithHost},
+       kAborted, kNow, true, kEverywhere},
   };
 }
 
@@ -157,28 +157,6 @@ std::string Codes(uint32_t codes) {
     if (codes >> code & 1u) names.push_back(absl::StrCat("`", kNames[code], "`"));
   }
   return absl::StrJoin(names, " or ");
-}
-
-// The value of a string field in a line of JSON that our own tests have written.
-std::string Field(const std::string& line, const std::string& key) {
-  const std::string start = absl::StrCat("\"", key, "\":\"");
-  const size_t at = line.find(start);
-  if (at == std::string::npos) return "";
-  const size_t from = at + start.size();
-  return line.substr(from, line.find('"', from) - from);
-}
-
-std::string GpuCell(const FaultPlan& plan, FaultWorld world, const std::string& rows) {
-  std::string result = "not run yet";
-  for (size_t at = 0; at < rows.size();) {
-    const size_t end = std::min(rows.find('\n', at), rows.size());
-    const std::string line = rows.substr(at, end - at);
-    if (Field(line, "plan") == plan.name && Field(line, "world") == FaultWorldName(world)) {
-      result = Field(line, "result");
-    }
-    at = end + 1;
-  }
-  return result;
 }
 
 }  // namespace
@@ -230,38 +208,6 @@ Fault DrawFault(const FaultPlan& plan, uint64_t seed) {
   fault.launch = 1 + static_cast<int>(random.Below(2));
   fault.bits = random.Bits();
   return fault;
-}
-
-std::string FaultPlansPage(const std::string& gpu_rows) {
-  std::string page = R"(# Fault plans
-
-What one rank of a group may do differently, and what must come of it. Generated from the table
-`testing/faults/plans.cc` (`bazel run //testing/faults:page`); a test compares the two. Which rank
-deviates and in which launch is drawn from a seed. "passed" in the first two columns: a test of
-every CI run, which fails otherwise. In the GPU columns it is the last run in
-`docs/benchmarks/fault_plans.jsonl`; "not run yet" is said where there is none.
-
-After every error the group is reset and right again; with a rank that died the reset names it
-instead. `stoker doctor --faults` shows it on your machine.
-
-)";
-  absl::StrAppend(&page, "| plan: one rank … | fault model | must give | simulator | CPU ranks | ",
-                  "GPU, streams | GPU, processes |\n",
-                  "| --- | --- | --- | --- | --- | --- | --- |\n");
-  for (const FaultPlan& plan : FaultPlans()) {
-    absl::StrAppend(&page, "| `", plan.name, "`: ", plan.what, " | ",
-                    plan.inside ? "inside" : "outside", " | ", plan.Expectation());
-    for (int w = 0; w < kFaultWorlds; ++w) {
-      const auto world = static_cast<FaultWorld>(w);
-      const bool gpu = world == FaultWorld::kGpuStreams || world == FaultWorld::kGpuProcesses;
-      absl::StrAppend(&page, " | ",
-                      !plan.runs_in(world) ? absl::StrCat("— ", plan.cannot[w])
-                      : gpu                ? GpuCell(plan, world, gpu_rows)
-                                           : "passed");
-    }
-    absl::StrAppend(&page, " |\n");
-  }
-  return page;
 }
 
 }  // namespace stoker::testing

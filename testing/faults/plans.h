@@ -98,8 +98,4 @@ struct Fault {
 };
 Fault DrawFault(const FaultPlan& plan, uint64_t seed);
 
-// The page docs/fault_plans.md. `gpu_rows` are the lines that GPU runs have written: JSON objects
-// with "plan", "world" and "result"; the last one of a plan and world counts.
-std::string FaultPlansPage(const std::string& gpu_rows);
-
 }  // namespace stoker::testing

@@ -23,8 +23,12 @@ inline void WriteFaultRow(const FaultPlan& plan, FaultWorld world, bool passed) 
   std::FILE* file = path == nullptr ? nullptr : std::fopen(path, "a");
   if (file == nullptr) return;
   const char* run = std::getenv("STOKER_FAULT_RUN");
-  std::fprintf(file, "{\"plan\":\"%s\",\"world\":\"%s\",\"result\":\"%s\"%s%s}\n",
-               plan.name.c_str(), FaultWorldName(world), passed ? "passed" : "FAILED",
+  const char* placement = world == FaultWorld::kGpuStreams                    ? "co-resident"
+                          : std::getenv("CUDA_MPS_PIPE_DIRECTORY") != nullptr ? "MPS"
+                                                                              : "time-sliced";
+  std::fprintf(file,
+               "{\"plan\":\"%s\",\"world\":\"%s\",\"placement\":\"%s\",\"result\":\"%s\"%s%s}\n",
+               plan.name.c_str(), FaultWorldName(world), placement, passed ? "passed" : "FAILED",
                run == nullptr ? "" : ",", run == nullptr ? "" : run);
   std::fclose(file);
 }

@@ -214,6 +214,9 @@ class Script {
       const bool now = i == fault_.launch && mine();
       if (mine() && i >= fault_.launch && Is(Deviation::kNeverLaunches)) break;
       if (now && (Is(Deviation::kSkipsALaunch) || Is(Deviation::kSkipsAtOneSite))) continue;
+      // Its own header would hide the foreign one.
+      const bool hides = rank_ == (fault_.rank + 1) % kFaultRanks && i == 0;
+      if (Is(Deviation::kForeignHeader) && hides) absl::SleepFor(absl::Milliseconds(200));
       if (now && Is(Deviation::kStops)) {
         absl::SleepFor(absl::Milliseconds(100));  // the others wait by now
         STOKER_RETURN_IF_ERROR(member.Abort());

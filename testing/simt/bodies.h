@@ -10,6 +10,7 @@
 #include "moe/reduction_producer.h"
 #include "moe/rms_norm_epilogue.h"
 #include "testing/simt/environment.h"
+#include "testing/simt/host_step.h"
 #include "testing/simt/world.h"
 
 namespace stoker::testing::simt {
@@ -29,6 +30,7 @@ Producer MakeProducer(const KernelParams& kernel) {
 
 template <class Env, class Exchange, class Producer, int kVectors>
 void RunBody(const comm::ExchangeParams& params, const KernelParams& kernel) {
+  if (kernel.host != nullptr) return RunHostStep(Env(), params, *kernel.host);
   moe::RmsNormEpilogue<comm::Bf16, kVectors> epilogue(kernel.norm);
   Producer producer = MakeProducer<Producer>(kernel);
   comm::RunLaunch<Exchange, kVectors>(Env(), params, producer, epilogue);

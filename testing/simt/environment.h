@@ -144,6 +144,9 @@ class SimtEnvironment {
   static float Reciprocal(float x) { return 1.0f / x; }
   static int64_t Fresh(int64_t value) { return value; }
 
+  // Of the hosts of all ranks, for the n-th time in a reset.
+  void MeetHosts(int) { TheMachine()->MeetHosts(); }
+
   uint64_t Clock() { return TheMachine()->clock_ns() + 1; }
   void Await() { TheMachine()->Await(); }
 

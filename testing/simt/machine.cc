@@ -63,6 +63,7 @@ std::string Machine::Run(uint64_t seed, const Policy& policy, const Limits& limi
   clusters_.clear();
   threads_.clear();
   partials_.clear();
+  hosts_.clear();
   runnable_.assign(static_cast<size_t>(policy.levels), {});
   level_of_warp_.clear();
   next_cta_ = 0;
@@ -196,15 +197,28 @@ bool Machine::StartOne() {
   const uint32_t first = random_.Below(static_cast<uint32_t>(ranks_.size()));
   for (size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = *ranks_[(first + i) % ranks_.size()];
+    bool in_order = true;  // false: only the host goes on
     for (size_t g = rank.first_undone; g < rank.grids.size(); ++g) {
       Grid& grid = *rank.grids[g];
       const GridSpec& spec = *grid.spec;
+      if (spec.host) {
+        if (grid.started == 0) {
+          StartCluster(grid);
+          return true;
+        }
+        if (!grid.complete) break;  // it launches what follows
+      }
       // Stream order: after the grid before has started, and has triggered or completed.
-      const bool ready = grid.before == nullptr || grid.before->complete ||
-                         grid.before->triggered == grid.before->spec->ctas();
-      if (!ready || spec.not_before_ns > clock_ns_) break;
-      if (grid.started == spec.clusters) continue;
-      if (rank.resident + spec.cluster_size > limits_.resident_ctas) break;
+      const Grid* before = grid.before;
+      const bool ready = before == nullptr || before->complete ||
+                         before->triggered == before->spec->ctas() ||
+                         (spec.second_stream && before->started == before->spec->clusters);
+      in_order = in_order && ready && spec.not_before_ns <= clock_ns_;
+      if (!in_order || grid.started == spec.clusters) continue;
+      if (rank.resident + spec.cluster_size > limits_.resident_ctas) {
+        in_order = false;
+        continue;
+      }
       rank.resident += spec.cluster_size;
       StartCluster(grid);
       return true;
@@ -329,7 +343,7 @@ void Machine::ThreadDone(Thread* thread) {
   if (!cta.triggered) ++grid.triggered;
   cta.triggered = true;
   --grid.ctas_left;
-  --ranks_[static_cast<size_t>(grid.rank)]->resident;
+  if (!grid.spec->host) --ranks_[static_cast<size_t>(grid.rank)]->resident;
   // A fiber is in use until it has switched out, which it does next.
   for (Thread* done : cta.threads) idle_.push_back(done);
 }

@@ -35,9 +35,12 @@ struct GridSpec {
   std::function<void()> body;  // what every thread runs
   int clusters = 1;
   int cluster_size = 1;
-  int warps = 2;                // a CTA, service warp included
-  uint64_t not_before_ns = 0;   // virtual time at which the host launches it
-  bool waits_for_last = true;   // a kernel that breaks the promise of programmatic launch does not
+  int warps = 2;               // a CTA, service warp included
+  uint64_t not_before_ns = 0;  // virtual time at which the host launches it
+  uint64_t pause_ns = 0;       // of a body that pauses: from the first thread that does
+  bool waits_for_last = true;  // a kernel that breaks the promise of programmatic launch does not
+  bool second_stream = false;  // starts as soon as the one before has, whatever that one does
+  bool host = false;  // what the host does meanwhile: lane 0 alone runs, GridWait drains the stream
   std::function<void()> after;  // on completion, before anything that depends on it runs
 
   int ctas() const { return clusters * cluster_size; }
@@ -104,6 +107,11 @@ class Machine {
   void ClusterWait();
   uint32_t Exchange(uint32_t value, int lane, bool any, const char* what);
   void Await();
+  // Until the grid's pause is over.
+  void Pause();
+  // Of the hosts of all ranks.
+  void MeetHosts();
+  uint32_t Draw(uint32_t bound) { return random_.Below(bound); }
   void InitPartials();
   void ExpectPartials(int slot, int count);
   void SendPartial(int slot, int index, int cta, float value);
@@ -170,6 +178,7 @@ class Machine {
   std::vector<uint8_t> level_of_warp_;
   std::vector<Partial_> partials_;
   std::vector<Watcher> watchers_;
+  std::vector<Thread*> hosts_;  // that wait for the others
   boost::context::fiber scheduler_;
   int undone_ = 0;  // grids
   int next_cta_ = 0;
@@ -238,6 +247,7 @@ struct Grid {
   std::vector<int> order;
   int ctas_left = 0, triggered = 0;
   bool complete = false;
+  uint64_t resume_ns = 0;        // when its pause is over; 0: it has not begun
   std::vector<Thread*> waiting;  // for `before`
 };
 

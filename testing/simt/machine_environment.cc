@@ -160,6 +160,31 @@ void Machine::Await() {
   Block("polling");
 }
 
+void Machine::Pause() {
+  Thread* self = Running();
+  Grid& grid = *self->cta->grid;
+  if (grid.resume_ns == 0) grid.resume_ns = clock_ns_ + grid.spec->pause_ns;
+  while (clock_ns_ < grid.resume_ns && wrong_.empty()) {
+    self->agent.polled.clear();
+    self->polling = true;
+    Block("pausing");
+  }
+  self->look = false;
+}
+
+void Machine::MeetHosts() {
+  hosts_.push_back(Running());
+  if (hosts_.size() < ranks_.size()) {
+    Block("waiting for the other hosts");
+  } else {
+    for (Thread* host : hosts_) {
+      if (host != Running()) MakeRunnable(host);
+    }
+    hosts_.clear();
+  }
+  Running()->agent.Synchronise(memory_.now());
+}
+
 void Machine::InitPartials() { Running()->cta->initialised = true; }
 
 void Machine::ExpectPartials(int slot, int count) {

@@ -1,7 +1,5 @@
-// The worlds that are explored, the faults that are tried, and what mutants run in.
+// Worlds that tests and mutants share; those of fault plans are in fault_plans.h.
 #pragma once
-
-#include <vector>
 
 #include "testing/simt/world.h"
 
@@ -18,8 +16,7 @@ Scenario TwoCtasACluster();
 // Three ranks that exchange in two shots.
 Scenario ThreeRanksInTwoShots();
 
-// One rank does something else than the others; each says what may be reported.
-std::vector<Scenario> Faults();
-Scenario FaultNamed(const char* name);
+// Three ranks that reset their group, which may be in the middle of the first two launches.
+Scenario ResetBetweenLaunches();
 
 }  // namespace stoker::testing::simt

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "testing/simt/bodies.h"
+#include "testing/simt/fault_plans.h"
 #include "testing/simt/scenarios.h"
 #include "testing/simt/world.h"
 
@@ -57,7 +58,7 @@ TEST(Simulator, AHangIsSeenAndTheStateShown) {
 // Every rank has room for one CTA of two, and the first one waits for the second to start.
 // Whichever it is that starts first, the launch ends: in an error at the deadline, or right.
 TEST(Simulator, ACtaThatCannotStartIsNoHang) {
-  Scenario scenario = FaultNamed("OneRankStopsLaunching");
+  Scenario scenario = ScenarioOf("NeverLaunches", 1, 1);
   scenario.fault = {};
   scenario.tokens = {2, 2};
   scenario.limits.resident_ctas = 1;

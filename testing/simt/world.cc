@@ -61,9 +61,11 @@ World::World(const Scenario& scenario)
   layout_.stride = scenario.packets;
   Layout();
   MakeLaunches();
+  MakeHostSteps();
   for (int r = 0; r < scenario.world; ++r) {
     const comm::FailureRecord* record = &At<comm::RankHealth>(arrays_->health[r])->record;
     machine_->Watch(&record->valid, [this, record, r] {
+      if (record->valid == 0u) return;
       if (record->code == comm::FailureCode::kNone || record->rank != r ||
           record->expected.signature == 0u) {
         incomplete_record_ = absl::StrCat("rank ", r, "'s record is valid before it is complete");
@@ -124,6 +126,35 @@ void World::Layout() {
       }
     }
   }
+  if (scenario_.fault.stale_mailbox) {
+    char* workspace = At<char>(arrays_->workspace[scenario_.fault.rank]);
+    std::memset(comm::MailboxOf(workspace), 0x3F,
+                static_cast<size_t>(2 * layout_.half_packets()) * comm::kPacketBytes);
+  }
+  if (scenario_.fault.foreign_header) {
+    const uint64_t word = comm::HeaderWord(0x40000000u, 0);
+    comm::Header* headers = comm::HeadersOf(At<char>(arrays_->workspace[scenario_.fault.rank]));
+    for (uint32_t parity : {0u, 1u}) {
+      headers[comm::WorkspaceLayout::header_index(
+          parity, (scenario_.fault.rank + 1) % scenario_.world)] = {word, word};
+    }
+  }
+}
+
+void World::MakeHostSteps() {
+  epochs_.assign(static_cast<size_t>(scenario_.world), 0u);
+  host_step_.kind = scenario_.fault.stops ? HostStep::Kind::kStop : HostStep::Kind::kReset;
+  host_step_.epochs = epochs_.data();
+  host_step_.fresh.magic = comm::kWorkspaceMagic;
+  host_step_.fresh.generation = 1u;
+  host_step_.fresh.timeout_ns = host_step_.fresh.startup_timeout_ns = scenario_.timeout_ns;
+  for (int r = 0; r < scenario_.world; ++r) {
+    auto step = std::make_unique<Launch>();
+    step->params = launches_[static_cast<size_t>(r)]->params;
+    step->kernel = {};
+    step->kernel.host = &host_step_;
+    host_steps_.push_back(std::move(step));
+  }
 }
 
 void World::MakeLaunches() {
@@ -179,7 +210,8 @@ void World::MakeLaunches() {
                              ? moe::ReferencePartial(shape, reduction)
                              : moe::Rows(At<uint16_t>(input),
                                          At<uint16_t>(input) + int64_t{s.tokens[i]} * hidden));
-      if (fault != nullptr && fault->index_out_of_range) {
+      const bool again = s.fault.rank == r && s.fault.fails_again && i == s.fault.launch + 1;
+      if ((fault != nullptr && fault->index_out_of_range) || again) {
         At<int32_t>(indices)[0] = static_cast<int32_t>(row_count);
       }
       comm::ExchangeParams& p = launch->params;
@@ -190,14 +222,17 @@ void World::MakeLaunches() {
       p.rank = r;
       p.tokens = tokens;
       p.packets = s.packets;
-      p.early_trigger = s.early_trigger || (s.fault.overlaps && s.fault.rank == r);
+      p.early_trigger =
+          s.early_trigger || (s.fault.overlaps && !s.fault.second_stream && s.fault.rank == r);
       comm::LaunchDescriptor descriptor{};
       descriptor.op = s.source == Source::kFinalize    ? comm::Op::kFinalize
                       : s.source == Source::kReduction ? comm::Op::kReduction
                                                        : comm::Op::kPlain;
       descriptor.protocol = s.two_shot ? comm::Protocol::kTwoShot : comm::Protocol::kOneShot;
       descriptor.hidden = hidden;
-      descriptor.site = fault != nullptr ? fault->site : 0u;
+      descriptor.site =
+          (fault != nullptr ? fault->site : 0u) + (s.own_sites ? static_cast<uint32_t>(i) : 0u);
+      descriptor.generation = s.reset_before >= 0 && i >= s.reset_before ? 1u : 0u;
       p.signature = comm::Signature(descriptor);
       p.log.descriptor = descriptor;
       p.log.signature = p.signature;
@@ -261,8 +296,8 @@ void World::Check(int rank, int number) {
   }
   launch.result =
       right ? Launch::Result::kRight : (nan ? Launch::Result::kNan : Launch::Result::kWrong);
-  // Two launches at once may exchange rows: outside the fault model, but reported.
-  if (right || nan || scenario_.fault.overlaps || !first_wrong_.empty()) return;
+  const bool nobodys = scenario_.fault.dies && rank == scenario_.fault.rank;
+  if (right || nan || nobodys || scenario_.outside || !first_wrong_.empty()) return;
   for (int k = 0; k < 2; ++k) {
     for (size_t i = 0; i < std::min(bytes / 2, expected[k]->size()); ++i) {
       if (outputs[k][i] == (*expected[k])[i]) continue;
@@ -297,8 +332,10 @@ Verdict World::Judge(const std::string& wrong, std::string* what) const {
     all_stopped = all_stopped && comm::ControlOf(At<void>(arrays_->workspace[r]))->abort != 0u;
   }
   bool all_right = true;
-  for (const auto& launch : launches_) {
-    all_right = all_right && launch->result == Launch::Result::kRight;
+  for (size_t i = 0; i < launches_.size(); ++i) {
+    const int number = static_cast<int>(i) / scenario_.world;
+    if (number < scenario_.reset_before) continue;
+    all_right = all_right && launches_[i]->result == Launch::Result::kRight;
   }
   // A launch that may overlap need not; and one that begins when the launch before has arrived, but
   // not completed, cannot be told from one that waited.
@@ -322,6 +359,60 @@ Verdict World::Judge(const std::string& wrong, std::string* what) const {
   return Verdict::kRight;
 }
 
+void World::FillStream(Body body, int rank) {
+  const Scenario& s = scenario_;
+  const Fault& fault = s.fault;
+  const bool mine = fault.rank == rank;
+  std::vector<GridSpec>& stream = streams_[static_cast<size_t>(rank)];
+  const auto add_host = [&] {
+    Launch* step = host_steps_[static_cast<size_t>(rank)].get();
+    GridSpec grid;
+    grid.params = step->params;
+    grid.body = [body, step] { body(step->params, step->kernel); };
+    grid.warps = 1;
+    grid.host = true;
+    stream.push_back(std::move(grid));
+  };
+  const auto add_launch = [&](int i, bool faulty) {
+    Launch* launch = launches_[static_cast<size_t>(i * s.world + rank)].get();
+    const Body runs = faulty && fault.body != nullptr ? fault.body : body;
+    GridSpec grid;
+    grid.params = launch->params;
+    grid.body = [runs, launch] { runs(launch->params, launch->kernel); };
+    grid.clusters = std::clamp(launch->params.tokens, 1, s.clusters);
+    grid.cluster_size = s.cluster_size;
+    grid.warps = s.row_warps + 1;
+    grid.waits_for_last = !(faulty && fault.overlaps);
+    grid.second_stream = faulty && fault.second_stream;
+    if (faulty) grid.not_before_ns = fault.late_ns;
+    if (faulty) grid.pause_ns = fault.pause_ns;
+    // Its own header would hide the foreign one.
+    if (fault.foreign_header && rank == (fault.rank + 1) % s.world) {
+      grid.not_before_ns = 4 * s.limits.tick_ns;
+    }
+    grid.after = [this, rank, i] { Check(rank, i); };
+    stream.push_back(std::move(grid));
+  };
+  const int launches = static_cast<int>(s.tokens.size());
+  for (int i = 0; i < launches; ++i) {
+    Launch& launch = *launches_[static_cast<size_t>(i * s.world + rank)];
+    launch.result = Launch::Result::kNotEnded;
+    const bool now = fault.launch < 0 || fault.launch == i;
+    const bool later = fault.launch >= 0 && i > fault.launch;
+    if (i == s.reset_before) add_host();
+    const bool missing = mine ? ((fault.never || fault.stops) && (now || later)) ||
+                                    (fault.skips && now) || (fault.dies && later)
+                              : fault.alone && (now || later);
+    if (mine && fault.stops && i == fault.launch) add_host();
+    if (missing) {
+      launch.result = Launch::Result::kRight;
+    } else {
+      add_launch(i, mine && now);
+    }
+  }
+  if (mine && fault.repeats) add_launch(launches - 1, false);
+}
+
 Outcome World::Run(Body body, uint64_t seed) {
   Random random(seed ^ 0xA5A5A5A5u);
   Policy policy = Policy::Draw(random);
@@ -335,27 +426,7 @@ Outcome World::Run(Body body, uint64_t seed, const Policy& policy) {
   incomplete_record_.clear();
   const Scenario& s = scenario_;
   streams_.assign(static_cast<size_t>(s.world), {});
-  for (int i = 0; i < static_cast<int>(s.tokens.size()); ++i) {
-    for (int r = 0; r < s.world; ++r) {
-      Launch* launch = launches_[static_cast<size_t>(i * s.world + r)].get();
-      launch->result = Launch::Result::kNotEnded;
-      const bool faulty = s.fault.rank == r && (s.fault.launch < 0 || s.fault.launch == i);
-      if (s.fault.never && s.fault.rank == r && i >= s.fault.launch) {
-        launch->result = Launch::Result::kRight;
-        continue;
-      }
-      GridSpec grid;
-      grid.params = launch->params;
-      grid.body = [body, launch] { body(launch->params, launch->kernel); };
-      grid.clusters = std::clamp(launch->params.tokens, 1, s.clusters);
-      grid.cluster_size = s.cluster_size;
-      grid.warps = s.row_warps + 1;
-      grid.waits_for_last = !(faulty && s.fault.overlaps);
-      if (faulty) grid.not_before_ns = s.fault.late_ns;
-      grid.after = [this, r, i] { Check(r, i); };
-      streams_[static_cast<size_t>(r)].push_back(std::move(grid));
-    }
-  }
+  for (int r = 0; r < s.world; ++r) FillStream(body, r);
   Outcome outcome;
   const std::string wrong = machine_->Run(seed, policy, s.limits, streams_);
   outcome.verdict = Judge(wrong, &outcome.what);

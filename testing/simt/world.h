@@ -27,6 +27,26 @@ enum class Source {
   kReduction,  // rows of all experts
 };
 
+// What the host does in a launch's place (testing/simt/host_step.h).
+struct HostStep {
+  enum class Kind { kReset, kStop } kind = Kind::kReset;
+  comm::Control fresh{};       // what a reset leaves, but for the epoch
+  uint32_t* epochs = nullptr;  // [rank], what the hosts tell each other
+};
+
+// What one launch's thread finds through Running()->cta->grid->spec and needs beside the group's
+// parameters.
+struct KernelParams {
+  moe::PlainParams plain;
+  moe::FinalizeParams finalize;
+  moe::ReductionParams reduction;
+  moe::RmsNormParams norm;
+  const HostStep* host;
+};
+
+// Runs a launch on the running thread: the shipped body, or a mutant's.
+using Body = void (*)(const comm::ExchangeParams& params, const KernelParams& kernel);
+
 // One rank's deviation from what the others do.
 struct Fault {
   int rank = -1;
@@ -34,9 +54,20 @@ struct Fault {
   int tokens = -1;                  // instead of the launch's
   uint32_t site = 0;                // in the descriptor, and so in the signature
   bool never = false;               // this launch and all later ones do not happen
+  bool skips = false;               // this one does not
+  bool repeats = false;             // the last one happens once more
+  bool alone = false;               // nobody else makes this launch or later ones
+  bool dies = false;                // within this launch: its results are nobody's
   bool index_out_of_range = false;  // of the finalize producer
+  bool fails_again = false;         // and so in the launch after it
   bool overlaps = false;            // does not wait for the launch before, which triggers early
+  bool second_stream = false;       // the same without the trigger
+  bool stale_mailbox = false;       // full of rubbish at the start
+  bool foreign_header = false;      // of an epoch that there cannot be
+  bool stops = false;               // the host stops the group in this launch's place
   uint64_t late_ns = 0;
+  uint64_t pause_ns = 0;
+  Body body = nullptr;  // what runs instead of the kernel in this launch
 };
 
 struct Scenario {
@@ -50,6 +81,8 @@ struct Scenario {
   bool two_shot = false;
   Source source = Source::kPlain;
   bool early_trigger = false;
+  bool own_sites = false;  // each launch has a site of its own
+  int reset_before = -1;   // this launch all ranks reset the group; it may have failed until then
   bool residual_chain = true;  // residual_out is residual_in, and the next launch's residual
   Payload payload = Payload::kRandom;
   uint32_t first_epoch = 0xFFFFFFFEu;
@@ -60,6 +93,7 @@ struct Scenario {
   // must have ended. 0: nothing may be reported and every result is right.
   uint32_t codes = 0;
   uint64_t end_ns = 0;
+  bool outside = false;  // the fault model: rows may be exchanged
   uint64_t timeout_ns = 100'000'000;
 
   int capacity() const;
@@ -83,18 +117,6 @@ struct Outcome {
   int64_t operations = 0;
 };
 
-// What one launch's thread finds through Running()->cta->grid->spec and needs beside the group's
-// parameters.
-struct KernelParams {
-  moe::PlainParams plain;
-  moe::FinalizeParams finalize;
-  moe::ReductionParams reduction;
-  moe::RmsNormParams norm;
-};
-
-// Runs a launch on the running thread: the shipped body, or a mutant's.
-using Body = void (*)(const comm::ExchangeParams& params, const KernelParams& kernel);
-
 class World {
  public:
   explicit World(const Scenario& scenario);
@@ -115,6 +137,8 @@ class World {
   void Layout();
   void Fill();
   void MakeLaunches();
+  void MakeHostSteps();
+  void FillStream(Body body, int rank);
   moe::NormArguments NormOf(const uint16_t* residual) const;
   void Check(int rank, int launch);
   Verdict Judge(const std::string& wrong, std::string* what) const;
@@ -133,6 +157,9 @@ class World {
   std::vector<char> image_;
   std::vector<std::unique_ptr<Launch>> launches_;  // [rank][launch]
   std::vector<std::vector<GridSpec>> streams_;
+  std::vector<std::unique_ptr<Launch>> host_steps_;  // [rank]
+  HostStep host_step_;
+  std::vector<uint32_t> epochs_;
   std::string first_wrong_, incomplete_record_;
 };
 

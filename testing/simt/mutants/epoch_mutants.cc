@@ -1,4 +1,5 @@
 #include "testing/simt/bodies.h"
+#include "testing/simt/fault_plans.h"
 #include "testing/simt/mutants/mutant_environment.h"
 #include "testing/simt/mutants/mutants.h"
 #include "testing/simt/scenarios.h"
@@ -167,7 +168,7 @@ std::vector<Mutant> EpochMutants() {
   repeated.tokens = {1, 0, 1, 0, 1, 0, 1, 0, 1};
   Scenario changing = Smallest();
   changing.tokens = {1, 2, 2, 1, 1, 2};
-  const Scenario mismatch = FaultNamed("OneRankHasOtherTokens");
+  const Scenario mismatch = ScenarioOf("OtherTokens", 1, 1);
   Mutant after{"EpochAfterArrival",
                "rows read the epoch after they have arrived",
                "the epoch: a ticket is taken behind the reads",

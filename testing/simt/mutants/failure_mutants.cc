@@ -1,4 +1,5 @@
 #include "testing/simt/bodies.h"
+#include "testing/simt/fault_plans.h"
 #include "testing/simt/mutants/mutant_environment.h"
 #include "testing/simt/mutants/mutants.h"
 #include "testing/simt/scenarios.h"
@@ -97,6 +98,22 @@ class BadRowsLookRight : public MutantEnvironment {
   bool Any(bool) { return false; }
 };
 
+// A host goes on from a reset as soon as it has wiped its own memory.
+class ResetWithoutItsSecondBarrier : public MutantEnvironment {
+ public:
+  void MeetHosts(int which) {
+    if (which != 2) SimtEnvironment::MeetHosts(which);
+  }
+};
+
+// Nor does it wait for the others to have drained.
+class ResetWithoutItsFirstBarrier : public MutantEnvironment {
+ public:
+  void MeetHosts(int which) {
+    if (which != 1) SimtEnvironment::MeetHosts(which);
+  }
+};
+
 template <class Env>
 Mutant Make(const char* name, const char* what, const char* step, std::vector<Verdict> predicted,
             const Scenario& scenario) {
@@ -107,12 +124,12 @@ Mutant Make(const char* name, const char* what, const char* step, std::vector<Ve
 
 std::vector<Mutant> FailureMutants() {
   using V = Verdict;
-  const Scenario dead = FaultNamed("OneRankStopsLaunching");
-  const Scenario mismatch = FaultNamed("OneRankHasOtherTokens");
-  Scenario looking = FaultNamed("OneRankHasNoTokens");
+  const Scenario dead = ScenarioOf("NeverLaunches", 1, 1);
+  const Scenario mismatch = ScenarioOf("OtherTokens", 1, 1);
+  Scenario looking = ScenarioOf("NoTokens", 2, 1);
   looking.packets = 16;  // so that all lanes have something to fill
   looking.look_rate = 16;
-  const Scenario index = FaultNamed("AnIndexIsOutOfRange");
+  const Scenario index = ScenarioOf("IndexOutOfRange", 0, 1);
   return {
       Make<UnboundedWait>("UnboundedWait", "the clock never reaches the deadline",
                           "every wait has a deadline", {V::kHang}, dead),
@@ -138,6 +155,14 @@ std::vector<Mutant> FailureMutants() {
                                mismatch),
       Make<BadRowsLookRight>("BadRowsLookRight", "a row that cannot be right looks right",
                              "never finite wrong data", {V::kWrongBits}, index),
+      Make<ResetWithoutItsSecondBarrier>("ResetWithoutItsSecondBarrier",
+                                         "launches again before the others have wiped",
+                                         "a reset: what the next generation sends is not wiped",
+                                         {V::kHang, V::kFalseAlarm}, ResetBetweenLaunches()),
+      Make<ResetWithoutItsFirstBarrier>(
+          "ResetWithoutItsFirstBarrier", "wipes before the others have drained",
+          "a reset: what the last generation sends is wiped",
+          {V::kHang, V::kFalseAlarm, V::kWrongBits}, ResetBetweenLaunches()),
   };
 }
 

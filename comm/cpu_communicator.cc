@@ -27,7 +27,14 @@ absl::StatusOr<std::unique_ptr<CpuCommunicator>> CpuCommunicator::Create(
     communicator->RemoveNames();
     return connected;
   }
+  communicator->at_termination_.emplace([c = communicator.get()] { c->Abort().IgnoreError(); });
   return communicator;
+}
+
+CpuCommunicator::~CpuCommunicator() {
+  const bool connected = at_termination_.has_value();
+  at_termination_.reset();
+  if (connected && !lifecycle_.closed()) Abort().IgnoreError();
 }
 
 absl::Status CpuCommunicator::Connect(RankExchange& exchange, absl::Duration timeout) {
@@ -172,6 +179,7 @@ absl::Status CpuCommunicator::Close(RankExchange& exchange, absl::Duration timeo
     status.Update(Abort());
     drained = lifecycle_.Drain(kReleaseTime);
   }
+  at_termination_.reset();
   lifecycle_.EndClose();
   for (SharedMemory& workspace : workspace_) {
     // A peer that still has its mapping keeps the memory alive by it. A launch of our own that does

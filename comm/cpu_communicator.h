@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -21,6 +22,7 @@
 #include "comm/health.h"
 #include "comm/lifecycle.h"
 #include "comm/rank_exchange.h"
+#include "comm/termination.h"
 
 namespace stoker::comm {
 
@@ -28,6 +30,9 @@ class CpuCommunicator {
  public:
   static absl::StatusOr<std::unique_ptr<CpuCommunicator>> Create(const GroupOptions& options,
                                                                  RankExchange& exchange);
+
+  // Without Close: stops the group, so that nobody waits for this rank. No launch of it may run.
+  ~CpuCommunicator();
 
   const GroupPlan& plan() const { return plan_; }
   Generation generation() const { return generation_; }
@@ -63,6 +68,7 @@ class CpuCommunicator {
   class Health health_;
   SharedMemory workspace_[kWorldMax];
   Lifecycle lifecycle_;
+  std::optional<StopAtTermination> at_termination_;  // while connected
 };
 
 }  // namespace stoker::comm

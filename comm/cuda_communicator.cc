@@ -53,14 +53,15 @@ absl::StatusOr<std::unique_ptr<CudaCommunicator>> CudaCommunicator::Create(
     allocated = communicator->Wipe(Epoch(communicator->plan_.first_epoch), Generation(0));
   STOKER_RETURN_IF_ERROR(exchange.AllSucceeded("allocating workspaces", allocated, timeout));
   STOKER_RETURN_IF_ERROR(communicator->Connect(exchange, timeout));
+  communicator->at_termination_.emplace([c = communicator.get()] { c->Abort().IgnoreError(); });
   return communicator;
 }
 
 CudaCommunicator::~CudaCommunicator() {
   if (lifecycle_.closed()) return;
   DeviceScope scope(device_);
-  bool connected = health_on_device_ != nullptr;
-  for (int rank = 0; rank < plan_.world; ++rank) connected &= workspace_[rank] != nullptr;
+  const bool connected = at_termination_.has_value();
+  at_termination_.reset();
   // A launch that still waits would lose the peers' memory and the health page under its feet, and
   // the peers would wait for this rank until their deadline.
   if (connected) {
@@ -225,6 +226,7 @@ absl::Status CudaCommunicator::Close(RankExchange& exchange, absl::Duration time
   status.Update(Synchronise(timeout));
   if (status.ok()) status = exchange.Barrier("draining", timeout);
   // From here on Abort and SetTimeout are refused, in whatever thread.
+  at_termination_.reset();
   lifecycle_.EndClose();
   Free(/*own_too=*/status.ok());
   return status;

@@ -17,6 +17,7 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -28,6 +29,7 @@
 #include "comm/launch_policy.h"
 #include "comm/lifecycle.h"
 #include "comm/rank_exchange.h"
+#include "comm/termination.h"
 
 namespace stoker::comm {
 
@@ -121,6 +123,7 @@ class CudaCommunicator {
   unsigned long long last_eager_stream_ = 0;
   uint32_t eager_launches_ = 0;  // of this generation
   Lifecycle lifecycle_;
+  std::optional<StopAtTermination> at_termination_;  // while connected
 };
 
 }  // namespace stoker::comm

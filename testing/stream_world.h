@@ -64,6 +64,8 @@ class StreamWorld {
 
   int world() const { return static_cast<int>(communicators_.size()); }
   comm::CudaCommunicator& communicator(int rank) { return *communicators_[rank]; }
+  // Destroys a rank's communicator, without closing it.
+  void Drop(int rank) { communicators_[rank].reset(); }
   cudaStream_t stream(int rank) const { return streams_[rank]; }
 
   // Runs `call` on a thread per rank (collective calls) and returns the first error.

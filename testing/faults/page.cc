@@ -52,8 +52,9 @@ deviates and in which launch is drawn from a seed. "passed" in the first two col
 every CI run, which fails otherwise. In the GPU columns it is the last run in
 `docs/benchmarks/fault_plans.jsonl`; "not run yet" is said where there is none.
 
-After every error the group is reset and right again; with a rank that died the reset names it
-instead. `stoker doctor --faults` shows it on your machine.
+Where only a field of the header differs, the simulator changes that field; on real ranks the whole
+launch is another one. After every error the group is reset and right again; with a rank that died
+the reset names it instead. `stoker doctor --faults` shows it on your machine.
 
 )";
   absl::StrAppend(&page, "| plan: one rank … | fault model | must give | simulator | CPU ranks | ",

@@ -1,14 +1,18 @@
 // Ranks as processes that share one GPU (CUDA IPC, Unix sockets): concurrent under MPS, time-sliced
 // without. The parent never touches CUDA, so that it can fork.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/cuda_status.h"
 #include "base/status.h"
 #include "comm/cuda_communicator.h"
@@ -216,6 +220,35 @@ TEST_P(GpuProcesses, ARankThatNeverLaunchesIsNamedAndResetBringsTheGroupBack) {
         return LaunchAndCompare(communicator, options, 200);
       });
   EXPECT_TRUE(AllReturnedOk(outcomes).ok()) << AllReturnedOk(outcomes);
+}
+
+TEST_P(GpuProcesses, SigtermReleasesAllRanksWithinASecond) {
+  const auto outcomes = RunGpuProcesses(
+      GetParam(), absl::Seconds(60),
+      [](comm::CudaCommunicator& communicator, comm::RankExchange& exchange) -> absl::Status {
+        InputOptions options;
+        options.shape = {4, 2880, comm::WireType::kBf16};
+        STOKER_RETURN_IF_ERROR(LaunchAndCompare(communicator, options, 1));
+        STOKER_RETURN_IF_ERROR(exchange.Barrier("warm", absl::Seconds(60)));
+        const absl::Time start = absl::Now();
+        if (communicator.plan().rank == 1) {
+          absl::SleepFor(absl::Milliseconds(500));
+          kill(getpid(), SIGTERM);
+          absl::SleepFor(absl::Seconds(30));
+          return absl::InternalError("SIGTERM did not end the process");
+        }
+        const absl::Status status = LaunchAndCompare(communicator, options, 1);
+        const bool released = status.code() == absl::StatusCode::kAborted &&
+                              absl::StrContains(status.message(), "host of rank 1") &&
+                              absl::Now() - start < absl::Milliseconds(1500);
+        if (!released) std::fprintf(stderr, "not released: %s\n", status.ToString().c_str());
+        _exit(released ? 0 : 1);  // nobody comes to Close
+      });
+  for (int rank = 0; rank < GetParam(); ++rank) {
+    const absl::string_view wanted = rank == 1 ? "signal 15" : "status 0 ";
+    EXPECT_TRUE(absl::StrContains(outcomes[rank].status.message(), wanted))
+        << "rank " << rank << ": " << outcomes[rank].status;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, GpuProcesses, ::testing::Values(2, 3, 4, 7, 8),

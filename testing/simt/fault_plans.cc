@@ -129,6 +129,35 @@ Scenario ScenarioOf(const FaultPlan& plan, int rank, int launch) {
     case Deviation::kOtherSite:
       fault.site = 7;
       return s;
+    case Deviation::kOtherHidden:
+      fault.describe = [](comm::LaunchDescriptor& d) { d.hidden += 8; };
+      return s;
+    case Deviation::kOtherTopK:
+      fault.describe = [](comm::LaunchDescriptor& d) { d.top_k += 1; };
+      return s;
+    case Deviation::kOtherType:
+      fault.describe = [](comm::LaunchDescriptor& d) { d.wire_type = comm::WireType::kFp16; };
+      return s;
+    case Deviation::kOtherEps:
+      fault.describe = [](comm::LaunchDescriptor& d) { d.eps += 1e-6f; };
+      return s;
+    case Deviation::kOtherMode:
+      fault.describe = [](comm::LaunchDescriptor& d) { d.mode = comm::Mode::kFp32Residual; };
+      return s;
+    case Deviation::kOtherBias:
+      fault.describe = [](comm::LaunchDescriptor& d) { d.weight_bias = 1.0f; };
+      return s;
+    case Deviation::kOtherScaling:
+      fault.describe = [](comm::LaunchDescriptor& d) { d.routed_scaling_factor = 2.0f; };
+      return s;
+    case Deviation::kOtherOp:
+      fault.describe = [](comm::LaunchDescriptor& d) { d.op = comm::Op::kFinalize; };
+      fault.body = RunBody<SimtEnvironment, OneShot, Finalize, 1>;
+      return s;
+    case Deviation::kOtherExchange:
+      fault.describe = [](comm::LaunchDescriptor& d) { d.protocol = comm::Protocol::kTwoShot; };
+      fault.body = RunBody<SimtEnvironment, TwoShot, Plain, 1>;
+      return s;
     case Deviation::kBadIndex:
       s.source = Source::kFinalize;
       fault.index_out_of_range = true;

@@ -233,6 +233,7 @@ void World::MakeLaunches() {
       descriptor.site =
           (fault != nullptr ? fault->site : 0u) + (s.own_sites ? static_cast<uint32_t>(i) : 0u);
       descriptor.generation = s.reset_before >= 0 && i >= s.reset_before ? 1u : 0u;
+      if (fault != nullptr && fault->describe != nullptr) fault->describe(descriptor);
       p.signature = comm::Signature(descriptor);
       p.log.descriptor = descriptor;
       p.log.signature = p.signature;

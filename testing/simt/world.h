@@ -67,6 +67,7 @@ struct Fault {
   bool stops = false;               // the host stops the group in this launch's place
   uint64_t late_ns = 0;
   uint64_t pause_ns = 0;
+  void (*describe)(comm::LaunchDescriptor&) = nullptr;  // changes what its header says
   Body body = nullptr;  // what runs instead of the kernel in this launch
 };
 

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -19,6 +20,12 @@ namespace stoker::bench {
 namespace {
 
 using nlohmann::json;
+
+// Five digits: more than a measurement has, and rows are kept in the repository.
+double Short(double value) {
+  double rounded = 0.0;
+  return absl::SimpleAtod(absl::StrFormat("%.5g", value), &rounded) ? rounded : value;
+}
 
 // The kernel module's version; the CUDA version that the driver speaks where that is not shown.
 absl::StatusOr<std::string> DriverVersion() {
@@ -108,14 +115,14 @@ void RowWriter::Write(const Cell& cell, const FinalizeBenchOptions& options,
   std::string text = absl::StrFormat("%-34s world %d  hidden %5d  tokens %4d", contender.name,
                                      cell.world, cell.shape.hidden, cell.shape.tokens);
   if (timing.has_value()) {
-    line["us_min"] = timing->min_us;
-    line["us_median"] = timing->median_us;
-    line["us_p90"] = timing->p90_us;
+    line["us_min"] = Short(timing->min_us);
+    line["us_median"] = Short(timing->median_us);
+    line["us_p90"] = Short(timing->p90_us);
     absl::StrAppendFormat(&text, "  %8.2f us (min %.2f, p90 %.2f)", timing->median_us,
                           timing->min_us, timing->p90_us);
   }
   if (bound.us.has_value()) {
-    line["bound_us"] = *bound.us;
+    line["bound_us"] = Short(*bound.us);
     absl::StrAppendFormat(&text, "  bound %.2f", *bound.us);
   }
   if (contender.bytes > 0) {
@@ -123,16 +130,16 @@ void RowWriter::Write(const Cell& cell, const FinalizeBenchOptions& options,
     if (timing.has_value()) {
       const double rate =
           static_cast<double>(contender.bytes) / (timing->median_us - bound.edge_us);
-      line["bytes_per_us"] = rate;
+      line["bytes_per_us"] = Short(rate);
       absl::StrAppendFormat(&text, "  %.0f GB/s", rate / 1000.0);
     }
   }
   if (errors.has_value()) {
-    line["err_residual_mean"] = errors->residual_mean;
-    line["err_residual_max"] = errors->residual_max;
-    line["err_norm_mean"] = errors->norm_mean;
-    line["err_norm_max"] = errors->norm_max;
-    line["err_floor"] = errors->floor;
+    line["err_residual_mean"] = Short(errors->residual_mean);
+    line["err_residual_max"] = Short(errors->residual_max);
+    line["err_norm_mean"] = Short(errors->norm_mean);
+    line["err_norm_max"] = Short(errors->norm_max);
+    line["err_floor"] = Short(errors->floor);
     absl::StrAppendFormat(&text, "  err %.2e (floor %.2e) / %.2e", errors->residual_mean,
                           errors->floor, errors->norm_mean);
   }

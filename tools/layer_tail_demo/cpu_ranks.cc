@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "moe/fused_cpu.h"
 #include "testing/cpu_world.h"
+#include "testing/unique_name.h"
 #include "tools/layer_tail_demo/demo.h"
 
 namespace stoker::demo {
@@ -65,7 +66,7 @@ absl::Status RunOnCpuRanks() {
       "demonstration world, not of the product.\n",
       kWorld);
   comm::GroupOptions group;
-  group.name = testing::UniqueGroupName();
+  group.name = testing::UniqueName("demo");
   group.capacity = kTokensMax;
   group.hidden_max = kHidden;
   return testing::AllReturnedOk(testing::RunCpuProcesses(

@@ -2,13 +2,8 @@
 // caches of a quarter, a half and all of it, and compares the bits.
 //
 //   offload_demo [--trace FILE]
-#include <unistd.h>
-
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -22,6 +17,7 @@
 #include "offload/engine.h"
 #include "offload/trace/generator.h"
 #include "testing/expert_checkpoint.h"
+#include "testing/scratch.h"
 #include "tools/offload_bench/run_trace.h"
 
 ABSL_FLAG(std::string, trace, "", "a recorded routing trace (CSV); generated without one");
@@ -34,23 +30,6 @@ constexpr int kHidden = 2048;
 constexpr int kIntermediate = 768;
 constexpr int kTokens = 96;
 constexpr int kShares[] = {25, 50, 100};
-
-// Removed with all that is in it, whatever happens.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = std::filesystem::temp_directory_path().string() + "/stoker_offload_XXXXXX";
-    if (mkdtemp(name.data()) != nullptr) path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 absl::StatusOr<TraceRun> RunShare(const std::string& checkpoint_folder, const offload::Trace& trace,
                                   int share, std::string* reads) {
@@ -82,8 +61,8 @@ absl::Status Demo() {
     trace = offload::GenerateTrace(
         {.layers = kLayers, .experts = experts, .top_k = 8, .tokens = kTokens});
   }
-  const TemporaryFolder folder;
-  if (folder.path().empty()) return ErrnoStatus(errno, "a folder for the checkpoint");
+  STOKER_ASSIGN_OR_RETURN(const testing::Scratch folder,
+                          testing::Scratch::Folder("stoker_offload"));
   absl::PrintF("Stoker: experts that do not fit, on the CPU, from a checkpoint on disk\n");
   absl::PrintF("Making a checkpoint: %d layers x %d experts, H %d, I %d, INT4, groups of 32 ...\n",
                kLayers, experts, kHidden, kIntermediate);

@@ -98,12 +98,18 @@ def run_setup(report):
         report.bad.append("set-up failed")
 
 
+# Bazel draws its progress on a terminal; elsewhere it writes a line every 20 s.
+PROGRESS = [] if sys.stdout.isatty() else ["--curses=no", "--color=no", "--show_progress_rate_limit=20"]
+
+
 def bazel(arguments):
     """Bazel's output without the sandbox's own chatter; returns its exit status."""
+    if "--noshow_progress" not in arguments and sys.stdout.isatty():
+        return subprocess.run(["bazel", *arguments], cwd=ROOT).returncode
     process = subprocess.Popen(["bazel", *arguments], cwd=ROOT, text=True, errors="replace",
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     for line in process.stdout:
-        if "linux-sandbox" not in line and not line.startswith("INFO: From"):
+        if "src/main/tools/linux-sandbox" not in line and not line.startswith("INFO: From"):
             print(line, end="", flush=True)
     return process.wait()
 
@@ -113,7 +119,7 @@ def run_build(report, named):
     with tempfile.TemporaryDirectory() as folder:
         profile = pathlib.Path(folder) / "profile.gz"
         start = time.monotonic()
-        status = bazel(["build", "--noshow_progress", "--keep_going", f"--profile={profile}",
+        status = bazel(["build", *PROGRESS, "--show_result=0", "--keep_going", f"--profile={profile}",
                         *named.build_flags(), "//..."])
         report.step("build", time.monotonic() - start, BUILD_MINUTES, "done" if status == 0 else "FAILED")
         if status != 0:
@@ -157,7 +163,18 @@ def parse_arguments():
                         help="only the plug-in in real vLLM on CPU ranks; installs vLLM beside the other packages")
     parser.add_argument("--torch", metavar="VERSION", type=torch_version.check_version,
                         help="the wheel with this torch alone, such as 2.10.0 or newest; installs it, recorded too")
-    return parser.parse_args()
+    return checked(parser, parser.parse_args())
+
+
+def checked(parser, arguments):
+    """Refuses what would be left undone: --vllm and --torch are runs of their own."""
+    rest = {"--suite": arguments.suite, "--long": arguments.long, "--config": arguments.config,
+            "--torch": arguments.torch, "--vllm": arguments.vllm}
+    given = [name for name, value in rest.items() if value]
+    for alone in ("--vllm", "--torch"):
+        if alone in given and len(given) > 1:
+            parser.error(f"{alone} is a run of its own: leave out {', '.join(n for n in given if n != alone)}")
+    return arguments
 
 
 def record(what, result, seconds):

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 namespace stoker {
 namespace {
@@ -37,8 +38,28 @@ INSTANTIATE_TEST_SUITE_P(Values, BadTimeout,
                          testing::Values("0", "-1", "86400001", "20s", "1e3", "inf",
                                          "99999999999999999999"));
 
-TEST(EnvironmentVariables, TheTableNamesEveryVariable) {
-  EXPECT_NE(EnvironmentVariables::Table().find("STOKER_TIMEOUT_MS"), std::string::npos);
+TEST(EnvironmentVariables, TheKernelIsPassedOnAsItIs) {
+  const auto read = [](const char* value) {
+    return EnvironmentVariables::Read([value](const char* name) {
+      return std::string(name) == "STOKER_CPU_KERNEL" ? value : nullptr;
+    });
+  };
+  EXPECT_EQ(read(nullptr)->cpu_kernel, "");
+  EXPECT_EQ(read("avx2")->cpu_kernel, "avx2");
+}
+
+TEST(EnvironmentVariables, WhatIsReadHasARow) {
+  std::vector<std::string> asked;
+  const auto read = EnvironmentVariables::Read([&asked](const char* name) -> const char* {
+    asked.push_back(name);
+    return nullptr;
+  });
+  ASSERT_TRUE(read.ok()) << read.status();
+  ASSERT_EQ(asked.size(), EnvironmentVariables::Rows().size());
+  for (size_t i = 0; i < asked.size(); ++i) {
+    EXPECT_EQ(asked[i], EnvironmentVariables::Rows()[i].name);
+    EXPECT_NE(EnvironmentVariables::Table().find(asked[i]), std::string::npos);
+  }
 }
 
 }  // namespace

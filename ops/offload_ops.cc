@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <utility>
@@ -15,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "base/environment_variables.h"
 #include "base/status.h"
 #include "offload/cpu_expert_kernel.h"
 #include "offload/engine.h"
@@ -61,10 +61,15 @@ class Engines {
   int64_t last_ = 0;
 };
 
-// STOKER_CPU_KERNEL names a kernel, to compare them; results are the same.
+// All kernels give the same results.
+absl::StatusOr<const offload::cpu::ExpertKernel*> Choose() {
+  STOKER_ASSIGN_OR_RETURN(const EnvironmentVariables environment, EnvironmentVariables::Read());
+  return offload::cpu::ChooseKernel(offload::cpu::DetectCpuFeatures(),
+                                    environment.cpu_kernel.c_str());
+}
+
 absl::StatusOr<const offload::ExpertKernel*> Kernel() {
-  static const auto* chosen = new auto(offload::cpu::ChooseKernel(
-      offload::cpu::DetectCpuFeatures(), std::getenv("STOKER_CPU_KERNEL")));
+  static const auto* chosen = new auto(Choose());
   if (!chosen->ok()) return chosen->status();
   static const auto* kernel = new offload::CpuExpertKernel(***chosen);
   return kernel;

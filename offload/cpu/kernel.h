@@ -2,8 +2,7 @@
 //
 //   if (auto status = CheckFloatingPointMode(); !status.ok()) return status;
 //   const ExpertKernel& kernel = PickKernel(DetectCpuFeatures());
-//   auto kernel = ChooseKernel(DetectCpuFeatures(), std::getenv("STOKER_CPU_KERNEL"));  // to
-//   compare
+//   auto kernel = ChooseKernel(DetectCpuFeatures(), "avx2");  // to compare
 //
 // Thread-safe. Kernels live for ever. All give the same bits (expert.h).
 #pragma once

@@ -10,6 +10,7 @@ import argparse
 import importlib.metadata
 import json
 import pathlib
+import re
 
 import torch
 
@@ -150,19 +151,26 @@ def summary(places) -> list[str]:
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="stoker doctor", description="What is installed, and what would be fused.")
     parser.add_argument("--model", help="a model's folder, or its config.json")
-    parser.add_argument("--ranks", type=int, default=2, help="the tensor-parallel size (default 2)")
+    parser.add_argument("--ranks", type=int, help="the tensor-parallel size (default 2)")
     parser.add_argument("--gpu", help="such as sm_90, or cpu; default: this machine's")
     options = parser.parse_args(arguments)
+    if options.model is None and (options.ranks is not None or options.gpu is not None):
+        parser.error("--ranks and --gpu are about a model: give --model too")
+    if options.gpu is not None and not re.fullmatch(r"cpu|sm_[1-9][0-9]{1,2}[af]?", options.gpu):
+        parser.error(f"--gpu {options.gpu}: cpu, or an architecture such as sm_90")
+    ranks = 2 if options.ranks is None else options.ranks
+    if ranks < 1:
+        parser.error(f"--ranks {ranks}: at least 1")
     print("\n".join(installation()))
     if options.model is None:
         return 0
     gpu = options.gpu or ("sm_%d%d" % torch.cuda.get_device_capability(0) if torch.cuda.device_count() else "cpu")
     try:
         config = read_config(options.model)
-        places = judge(config, options.ranks, plug_in_reason(config, options.ranks, gpu))
+        places = judge(config, ranks, plug_in_reason(config, ranks, gpu))
     except ConfigError as error:
         print(f"stoker doctor: {error}")
         return 2
-    print(f"model {options.model}, {options.ranks} ranks, {gpu}")
+    print(f"model {options.model}, {ranks} ranks, {gpu}")
     print("\n".join(summary(places)))
     return 0 if any(reason is None for _, reason in places) else 1

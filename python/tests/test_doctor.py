@@ -68,3 +68,16 @@ def test_the_summary_counts_and_groups(capsys):
 def test_the_installation_is_described_without_a_model(capsys):
     assert doctor.main([]) == 0
     assert "torch " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words, refusal", [
+    (["--ranks", "9"], "give --model too"),
+    (["--gpu", "sm_12"], "give --model too"),
+    (["--model", "m", "--gpu", "h100"], "--gpu h100: cpu, or an architecture"),
+    (["--model", "m", "--ranks", "0"], "--ranks 0: at least 1"),
+])
+def test_flags_that_would_do_nothing_are_refused(capsys, words, refusal):
+    with pytest.raises(SystemExit) as ended:
+        doctor.main(words)
+    assert ended.value.code == 2
+    assert refusal in capsys.readouterr().err

@@ -4,12 +4,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/flags/parse.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "tools/bench/local_finalize.h"
 #include "tools/bench/peers/flashinfer.h"
 #include "tools/stoker/bench_finalize_flags.h"
+#include "tools/stoker/command_line.h"
 
 namespace {
 
@@ -58,7 +58,8 @@ stoker::bench::Peer AllReducePeer(const std::string& name, bool one_shot) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  absl::ParseCommandLine(argc, argv);
+  stoker::command::ParseCommandLine(
+      argc, argv, "finalize_with_peers: `stoker bench finalize` with FlashInfer; the same flags\n");
   const std::string flashinfer = absl::StrCat("flashinfer ", stoker::bench::FlashInferVersion());
   return stoker::command::RunBenchFinalize(
       {{flashinfer, Way::kLamport, MakeFinalize},

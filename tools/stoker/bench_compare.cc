@@ -42,6 +42,11 @@ absl::StatusOr<std::map<std::string, Cell>> Load(const std::string& path) {
     }
     (again ? cells[key].again : cells[key].first) = row["us_median"].get<double>();
   }
+  if (file.bad()) return absl::NotFoundError(absl::StrCat("cannot read ", path, " as a file"));
+  if (cells.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, " has no row of stoker with a time; give a file of bench finalize --out"));
+  }
   return cells;
 }
 

@@ -42,6 +42,10 @@ namespace {
 absl::StatusOr<std::vector<int>> Numbers(const char* flag, const std::vector<std::string>& texts,
                                          int least, int most) {
   std::vector<int> numbers;
+  if (texts.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", flag, "=: whole numbers from ", least, " to ", most));
+  }
   for (const std::string& text : texts) {
     int number = 0;
     if (!absl::SimpleAtoi(text, &number) || number < least || number > most) {
@@ -79,6 +83,12 @@ absl::Status Run(const std::vector<bench::Peer>& peers) {
                           Numbers("world", absl::GetFlag(FLAGS_world), 1, comm::kWorldMax));
   STOKER_ASSIGN_OR_RETURN(options.hidden,
                           Numbers("hidden", absl::GetFlag(FLAGS_hidden), 8, comm::kHiddenMax));
+  for (const int hidden : options.hidden) {
+    if (hidden % 8 != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--hidden=", hidden, ": multiples of 8 (rows move 16 bytes at a time)"));
+    }
+  }
   STOKER_ASSIGN_OR_RETURN(options.tokens, Numbers("tokens", absl::GetFlag(FLAGS_tokens), 1, 4096));
   options.top_k = absl::GetFlag(FLAGS_top_k);
   if (options.top_k < 1 || options.top_k > comm::kTopKMax) {
@@ -104,11 +114,19 @@ absl::Status Run(const std::vector<bench::Peer>& peers) {
   for (const std::string& text : absl::GetFlag(FLAGS_shapes)) {
     STOKER_ASSIGN_OR_RETURN(const std::vector<int> parts,
                             Numbers("shapes", absl::StrSplit(text, 'x'), 1, 1 << 20));
-    if (parts.size() != 4) return absl::InvalidArgumentError(absl::StrCat("--shapes=", text));
+    if (parts.size() != 4) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--shapes=", text,
+                       ": four numbers, CLUSTERSxCLUSTERxTHREADSxVECTORS, such as 8x7x128x1"));
+    }
     options.contenders.shapes.push_back(
         {.cluster = parts[1], .threads = parts[2], .vectors = parts[3], .clusters = parts[0]});
   }
   if (!bench::AskInChild(testing::HasGpu)) {
+    if (!options.contenders.shapes.empty()) {
+      return absl::InvalidArgumentError(
+          "--shapes needs a GPU, and none was found: CPU ranks have no launch shape");
+    }
     absl::PrintF("no GPU: CPU ranks, threads of this process; no peers\n");
     return bench::BenchFinalizeOnCpu(options);
   }

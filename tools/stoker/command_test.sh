@@ -14,13 +14,23 @@ row() { echo "{\"op\":\"finalize\",\"kernel\":\"$1\",\"world\":4,\"hidden\":7168
 
 expect 2 "bench finalize" "$stoker"
 expect 2 "bench finalize" "$stoker" bench nothing
+expect 0 "offload overhead" "$stoker" --help
+expect 0 "STOKER_CPU_KERNEL" "$stoker" bench finalize --help
+expect 0 "^stoker [0-9]" "$stoker" --version
 expect 1 "whole numbers from 1 to 8" "$stoker" bench finalize --world=9
+expect 1 "--world=: whole numbers from 1 to 8" "$stoker" bench finalize --world=
+expect 1 "--top_k=99: 1 to 32" "$stoker" bench finalize --top-k=99
+expect 1 "--top_k=98: 1 to 32" "$stoker" bench finalize --top_k 98
+expect 1 "--hidden=12: multiples of 8" "$stoker" bench finalize --hidden=12
+expect 1 "CLUSTERSxCLUSTERxTHREADSxVECTORS" "$stoker" bench finalize --shapes=1x2
+CUDA_VISIBLE_DEVICES='' expect 1 "--shapes needs a GPU" "$stoker" bench finalize --shapes=8x7x128x1
 expect 1 "bf16 or fp16" "$stoker" bench finalize --dtype=fp8
 rows=$TEST_TMPDIR/rows
 expect 0 "stoker again .* err [0-9.e-]* (floor" \
   "$stoker" bench finalize --world=2 --hidden=64 --tokens=1,3 --out="$rows"
 [ "$(grep -c '"err_residual_mean":[0-9.e-]*,' "$rows")" = 4 ] || fail "not four rows: $(cat "$rows")"
 expect 2 "cannot read" "$stoker" bench compare /nonexistent /nonexistent
+expect 2 "cannot read /tmp as a file" "$stoker" bench compare /tmp /tmp
 [ "$(grep -c '"bytes":[0-9]*,"bytes_per_us":[0-9.e+]*,' "$rows")" = 4 ] || fail "no bytes: $(cat "$rows")"
 expect 0 "no GPU" "$stoker" bench finalize --world=2 --hidden=64 --tokens=1,3,5 --out="$rows" --resume
 [ "$(grep -c '"tokens":3' "$rows")" = 2 ] || fail "a finished cell was measured again"
@@ -40,12 +50,29 @@ expect 0 "same" "$stoker" bench compare old same
 expect 1 "slower" "$stoker" bench compare old slow
 expect 0 "unclear" "$stoker" bench compare old alone
 expect 2 "not a row" "$stoker" bench compare old rubbish
+row unfused 5.0 > of_others
+expect 2 "of_others has no row of stoker" "$stoker" bench compare old of_others
 expect 2 "No health page of this user with process 1" "$stoker" health --pid=1
 expect 2 "offload bench" "$stoker" offload
 expect 1 "nosuch: dynamic, index" "$stoker" offload bench --layers=1 --schedulers=nosuch
 expect 1 "config.json" "$stoker" offload bench --checkpoint=/nonexistent
+expect 1 "--layers=49: 1 to 48" "$stoker" offload bench --layers=49
+expect 1 "--pairs=1: 2 to" "$stoker" offload bench --pairs=1
+expect 1 "--pairs=0: 2 to" "$stoker" offload overhead --pairs=0
+expect 1 "--cache_slots=-1: 1 to" "$stoker" offload bench --cache-slots=-1
+# Where a result cannot be written nothing is measured.
+expect 1 "--json=/nonexistent/rows" "$stoker" offload bench --layers=1 --json=/nonexistent/rows
+expect 1 "--perfetto=/nonexistent/line" "$stoker" offload bench --layers=1 --perfetto=/nonexistent/line
+expect 1 'called "nosuch"; there are .*scalar' env STOKER_CPU_KERNEL=nosuch "$stoker" offload bench --layers=1
+expect 1 'called "nosuch"; there are .*scalar' env STOKER_CPU_KERNEL=nosuch "$stoker" offload overhead
+mkdir -p package/stoker
+expect 1 "belongs to the Python package" env PYTHONPATH="$PWD/package" "$stoker" doctor
+printf 'import sys\ndef main(words):\n    print("doctor of", words)\n    return 3\n' > package/stoker/doctor.py
+expect 3 "doctor of \['--ranks', '2'\]" env PYTHONPATH="$PWD/package" "$stoker" doctor --ranks 2
+expect 2 "python3 cannot be run" env PATH=/nonexistent "$stoker" doctor
 expect 0 "SHA-256 of all outputs, the same in all 6 runs" \
-  "$stoker" offload bench --layers=1 --steps=3 --pairs=2 --schedulers=dynamic,index --json=offload --perfetto=timeline
+  env STOKER_CPU_KERNEL=avx2 "$stoker" offload bench --layers=1 --steps=3 --pairs=2 --schedulers=dynamic,index \
+  --json=offload --perfetto=timeline
 [ "$(grep -c '"time_against_first_percent":\[' offload)" = 2 ] || fail "not two compared rows: $(cat offload)"
 grep -q '"name":"layer 0 expert [0-9]* FC1 tile 0"' timeline || fail "no tile in the timeline"
 expect 1 "not enough-to-read" "$stoker" offload replay /nonexistent/not\ enough-to-read

@@ -1,14 +1,12 @@
-// The one command: `stoker bench finalize`, `stoker bench compare OLD NEW`, `stoker health --pid
-// N`.
+// The one command; kUsage says what it does.
 #include <cstdio>
 #include <string>
 #include <vector>
 
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "absl/strings/str_format.h"
 #include "tools/stoker/bench_compare.h"
 #include "tools/stoker/bench_finalize_flags.h"
+#include "tools/stoker/command_line.h"
 #include "tools/stoker/health.h"
 #include "tools/stoker/offload_bench.h"
 #include "tools/stoker/offload_checkpoint.h"
@@ -17,7 +15,7 @@ namespace {
 
 constexpr char kUsage[] =
     "stoker COMMAND\n"
-    "  bench finalize [--world=4] [--hidden=7168] [--tokens=1,4,16] [--top_k=8] [--dtype=bf16] "
+    "  bench finalize [--world=4] [--hidden=7168] [--tokens=1,4,16] [--top-k=8] [--dtype=bf16] "
     "[--out=FILE [--resume]]\n"
     "                 [--against=pr6631,unfused,hand-written,unguarded] "
     "[--placement=streams|loopback]\n"
@@ -25,16 +23,16 @@ constexpr char kUsage[] =
     "FP64\n"
     "  bench compare OLD.jsonl NEW.jsonl\n"
     "      cell by cell: faster, slower, same or unclear\n"
-    "  offload bench [--checkpoint=FOLDER] [--trace=FILE] [--cache_bytes=N] "
+    "  offload bench [--checkpoint=FOLDER] [--trace=FILE] [--cache-bytes=N] "
     "[--schedulers=dynamic,index] "
     "[--json=FILE] [--perfetto=FILE]\n"
     "      tokens/s of the experts alone, hit rate, GB/s, stall and parity on a routing trace\n"
     "  offload overhead [--threads=N] [--pairs=20]\n"
     "      all-hit calls against the same tiles without readiness, and calls that do next to "
     "nothing\n"
-    "  offload inspect CHECKPOINT [--top_k=8] [--json=FILE]\n"
+    "  offload inspect CHECKPOINT [--top-k=8] [--json=FILE]\n"
     "      format, shapes, bytes, smallest budgets, whether it can be read where it lies\n"
-    "  offload plan CHECKPOINT --ram=2G,4G [--trace=FILE] [--disk_gbps=1] [--memory_gbps=20] "
+    "  offload plan CHECKPOINT --ram=2G,4G [--trace=FILE] [--disk-gbps=1] [--memory-gbps=20] "
     "[--json=FILE]\n"
     "      hit rate of each budget, and the most tokens/s that disk and memory allow\n"
     "  offload pack CHECKPOINT OUT.stoker [--json=FILE]\n"
@@ -43,13 +41,18 @@ constexpr char kUsage[] =
     "      hit rates of cache policies on a routing trace, and which to take\n"
     "  health [--pid=N]\n"
     "      the groups of process N (or of all processes of this user): who waits for whom, last "
-    "launches\n";
+    "launches\n"
+    "  doctor [--model=FOLDER] [--ranks=2] [--gpu=sm_90]\n"
+    "      what is installed, and which layers of a model would be fused; the Python package has "
+    "it\n"
+    "  --help, --version; --top-k and --top_k are the same flag\n";
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(kUsage);
-  const std::vector<char*> words = absl::ParseCommandLine(argc, argv);
+  // The doctor reads its own flags.
+  if (argc > 1 && std::string(argv[1]) == "doctor") return stoker::command::RunDoctor(argc, argv);
+  const std::vector<char*> words = stoker::command::ParseCommandLine(argc, argv, kUsage);
   const auto is = [&words](size_t i, const char* word) {
     return i < words.size() && std::string(words[i]) == word;
   };

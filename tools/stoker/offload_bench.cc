@@ -9,6 +9,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -19,14 +20,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
-#include "offload/cpu_expert_kernel.h"
 #include "offload/engine.h"
 #include "offload/machine_limits.h"
 #include "offload/trace/generator.h"
 #include "testing/expert_checkpoint.h"
+#include "testing/scratch.h"
 #include "tools/offload_bench/paired.h"
 #include "tools/offload_bench/run_trace.h"
 #include "tools/offload_bench/throttled_files.h"
+#include "tools/stoker/offload_options.h"
 
 ABSL_FLAG(std::string, checkpoint, "", "folder of a checkpoint; random experts of --shape without");
 ABSL_FLAG(std::string, shape, "qwen3-30b-a3b", "qwen3-30b-a3b: 128 experts, H 2048, I 768, k 8");
@@ -44,7 +46,8 @@ ABSL_FLAG(uint64_t, chunk_bytes, 512 << 10, "bytes of a read");
 ABSL_FLAG(double, store_gbps, 0, "throttle the store to so many GB/s; 0: not at all");
 ABSL_FLAG(std::vector<std::string>, schedulers, {"dynamic"},
           "of dynamic, index, ready-first, load-all; several are compared in pairs");
-ABSL_FLAG(int, pairs, 8, "rounds of a comparison; one run alone without one");
+ABSL_FLAG(std::optional<int>, pairs, std::nullopt,
+          "rounds of a comparison; 8 if not given (overhead: 20); one run alone without one");
 ABSL_FLAG(std::string, json, "", "file to append a line a condition to");
 ABSL_FLAG(std::string, perfetto, "", "file for a timeline of one more run");
 
@@ -71,28 +74,20 @@ struct Condition {
 
 // What all runs share.
 struct Bench {
+  const offload::ExpertKernel* kernel = nullptr;
+  int pairs = 0;
+  std::ofstream json;  // open if --json was given
   std::string folder;
-  std::string made;  // removed at the end
+  std::optional<testing::Scratch> made;
   offload::Trace trace;
   EngineOptions options;
   std::unique_ptr<tools::ThrottledFiles> throttled;
   tools::RunOptions run;
   tools::Rates rates;
   std::string hash;
-
-  ~Bench() {
-    std::error_code ignored;
-    if (!made.empty()) std::filesystem::remove_all(made, ignored);
-  }
 };
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
-
-const offload::ExpertKernel& Kernel() {
-  static const offload::CpuExpertKernel kernel(
-      offload::cpu::PickKernel(offload::cpu::DetectCpuFeatures()));
-  return kernel;
-}
 
 absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(const Bench& bench, const EngineOptions& options,
                                                    const offload::ExpertKernel& kernel) {
@@ -103,7 +98,7 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(const Bench& bench, const Eng
 }
 
 absl::StatusOr<TraceRun> RunOnce(Bench* bench, const EngineOptions& options, bool prewarm) {
-  STOKER_ASSIGN_OR_RETURN(const auto engine, MakeEngine(*bench, options, Kernel()));
+  STOKER_ASSIGN_OR_RETURN(const auto engine, MakeEngine(*bench, options, *bench->kernel));
   if (prewarm) STOKER_RETURN_IF_ERROR(engine->Prewarm(bench->trace));
   STOKER_ASSIGN_OR_RETURN(TraceRun run, tools::RunTrace(*engine, bench->trace, bench->run));
   if (bench->hash.empty()) bench->hash = run.hash;
@@ -120,7 +115,7 @@ absl::Status MakeCheckpoint(Bench* bench) {
         absl::StrCat("--shape=", absl::GetFlag(FLAGS_shape), ": qwen3-30b-a3b is known"));
   }
   const int layers = absl::GetFlag(FLAGS_layers);
-  if (layers < 1 || layers > 48) return Invalid("--layers is not in [1, 48]");
+  STOKER_RETURN_IF_ERROR(InRange("layers", layers, 1, 48));
   const uint64_t bytes = uint64_t{128} * 2'654'208 * layers;
   std::error_code error;
   const auto temporary = std::filesystem::temp_directory_path(error);
@@ -129,16 +124,54 @@ absl::Status MakeCheckpoint(Bench* bench) {
     return absl::ResourceExhaustedError(absl::StrCat(
         temporary.string(), " lacks room for a checkpoint of ", bytes, " bytes; lower --layers"));
   }
-  std::string name = temporary.string() + "/stoker_bench_XXXXXX";
-  if (mkdtemp(name.data()) == nullptr) return ErrnoStatus(errno, name);
-  bench->folder = bench->made = name;
+  STOKER_ASSIGN_OR_RETURN(testing::Scratch made, testing::Scratch::Folder("stoker_bench"));
+  bench->made.emplace(std::move(made));
+  bench->folder = bench->made->path();
   absl::FPrintF(stderr, "Making %d of 48 layers, %.1f GB ...\n", layers, bytes * 1e-9);
   return testing::WriteExpertCheckpoint(
-      name,
+      bench->folder,
       {.layers = layers, .experts = 128, .hidden = 2048, .intermediate = 768, .durable = true});
 }
 
+absl::Status ReadSchedulers(std::vector<Condition>* conditions) {
+  for (const std::string& name : absl::GetFlag(FLAGS_schedulers)) {
+    const auto* found = std::find_if(std::begin(kSchedulers), std::end(kSchedulers),
+                                     [&](const auto& s) { return name == s.first; });
+    if (found == std::end(kSchedulers)) {
+      return Invalid(absl::StrCat("--schedulers=", name,
+                                  ": dynamic, index, ready-first and load-all are known"));
+    }
+    conditions->push_back({name, found->second, {}, {}});
+  }
+  // What a difference means is known only beside that of a condition with itself.
+  if (conditions->size() > 1) {
+    conditions->push_back({(*conditions)[0].name + " (A/A)", (*conditions)[0].scheduler, {}, {}});
+  }
+  return absl::OkStatus();
+}
+
+// Before the work whose result they are to hold.
+absl::Status OpenOutputs(Bench* bench) {
+  if (const std::string path = absl::GetFlag(FLAGS_json); !path.empty()) {
+    bench->json.open(path, std::ios::app);
+    if (!bench->json) return ErrnoStatus(errno, absl::StrCat("--json=", path));
+  }
+  if (const std::string path = absl::GetFlag(FLAGS_perfetto); !path.empty()) {
+    if (!std::ofstream(path, std::ios::app)) {
+      return ErrnoStatus(errno, absl::StrCat("--perfetto=", path));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadFlags(Bench* bench, std::vector<Condition>* conditions) {
+  STOKER_ASSIGN_OR_RETURN(bench->kernel, ChosenKernel());
+  STOKER_ASSIGN_OR_RETURN(bench->pairs, PairsFlag(8));
+  STOKER_RETURN_IF_ERROR(InRange("tokens_per_call", absl::GetFlag(FLAGS_tokens_per_call), 1, 4096));
+  STOKER_RETURN_IF_ERROR(InRange("steps", absl::GetFlag(FLAGS_steps), 2, 1 << 20));
+  STOKER_RETURN_IF_ERROR(InRange("cache_slots", absl::GetFlag(FLAGS_cache_slots), 1, 1 << 16));
+  STOKER_RETURN_IF_ERROR(ReadSchedulers(conditions));
+  STOKER_RETURN_IF_ERROR(OpenOutputs(bench));
   bench->folder = absl::GetFlag(FLAGS_checkpoint);
   if (bench->folder.empty()) STOKER_RETURN_IF_ERROR(MakeCheckpoint(bench));
   STOKER_ASSIGN_OR_RETURN(const auto checkpoint, offload::Checkpoint::Open(bench->folder));
@@ -154,10 +187,6 @@ absl::Status ReadFlags(Bench* bench, std::vector<Condition>* conditions) {
   }
   bench->run.tokens_max = absl::GetFlag(FLAGS_steps);
   bench->run.tokens_per_call = absl::GetFlag(FLAGS_tokens_per_call);
-  if (bench->run.tokens_per_call < 1 || bench->run.tokens_per_call > 4096) {
-    return Invalid("--tokens_per_call is not in [1, 4096]");
-  }
-  if (absl::GetFlag(FLAGS_pairs) < 2) return Invalid("--pairs is below 2");
   EngineOptions& options = bench->options;
   const uint64_t slot = offload::SlotLayout(checkpoint->extents(0, 0)).slot_bytes;
   options.cache_bytes = absl::GetFlag(FLAGS_cache_bytes);
@@ -179,19 +208,6 @@ absl::Status ReadFlags(Bench* bench, std::vector<Condition>* conditions) {
                                   : offload::IoMode::kAuto;
   if (const double gbps = absl::GetFlag(FLAGS_store_gbps); gbps > 0) {
     bench->throttled = std::make_unique<tools::ThrottledFiles>(gbps * 1e9);
-  }
-  for (const std::string& name : absl::GetFlag(FLAGS_schedulers)) {
-    const auto* found = std::find_if(std::begin(kSchedulers), std::end(kSchedulers),
-                                     [&](const auto& s) { return name == s.first; });
-    if (found == std::end(kSchedulers)) {
-      return Invalid(absl::StrCat("--schedulers=", name,
-                                  ": dynamic, index, ready-first and load-all are known"));
-    }
-    conditions->push_back({name, found->second, {}, {}});
-  }
-  // What a difference means is known only beside that of a condition with itself.
-  if (conditions->size() > 1) {
-    conditions->push_back({(*conditions)[0].name + " (A/A)", (*conditions)[0].scheduler, {}, {}});
   }
   return absl::OkStatus();
 }
@@ -249,7 +265,7 @@ absl::Status MeasureBounds(Bench* bench) {
   STOKER_RETURN_IF_ERROR(MeasureLanes(bench, all));
   // What the store gives is known; what its lanes take of the CPUs is not.
   if (const double gbps = absl::GetFlag(FLAGS_store_gbps); gbps > 0) rates.io = gbps * 1e9;
-  STOKER_ASSIGN_OR_RETURN(const auto engine, MakeEngine(*bench, all, Kernel()));
+  STOKER_ASSIGN_OR_RETURN(const auto engine, MakeEngine(*bench, all, *bench->kernel));
   STOKER_RETURN_IF_ERROR(engine->Prewarm(bench->trace));
   STOKER_RETURN_IF_ERROR(tools::RunTrace(*engine, bench->trace, bench->run).status());
   STOKER_ASSIGN_OR_RETURN(const TraceRun hits, tools::RunTrace(*engine, bench->trace, bench->run));
@@ -265,8 +281,8 @@ absl::Status MeasureBounds(Bench* bench) {
   return absl::OkStatus();
 }
 
-void Report(const Bench& bench, const Condition& condition, const Condition& first,
-            const char* lanes, int threads) {
+absl::Status Report(Bench& bench, const Condition& condition, const Condition& first,
+                    const char* lanes, int threads) {
   const TraceRun& run = condition.last;
   std::vector<double> sorted = condition.seconds_per_token;
   std::sort(sorted.begin(), sorted.end());
@@ -324,16 +340,17 @@ void Report(const Bench& bench, const Condition& condition, const Condition& fir
   absl::PrintF("%-18s %9.2f %8.1f%% %9.2f %11.2f %9.3f %15s  %s\n", condition.name, 1 / median,
                100 * run.hit_rate(), run.bytes_read / run.seconds * 1e-9,
                run.bytes_computed / run.seconds * 1e-9, run.stall_seconds, bound, difference);
-  if (const std::string path = absl::GetFlag(FLAGS_json); !path.empty()) {
-    std::ofstream(path, std::ios::app) << row.dump() << "\n";
+  if (bench.json.is_open() && !(bench.json << row.dump() << std::endl)) {
+    return ErrnoStatus(errno, absl::StrCat("--json=", absl::GetFlag(FLAGS_json), ": writing"));
   }
+  return absl::OkStatus();
 }
 
 absl::Status Run() {
   Bench bench;
   std::vector<Condition> conditions;
   STOKER_RETURN_IF_ERROR(ReadFlags(&bench, &conditions));
-  STOKER_ASSIGN_OR_RETURN(const auto probe, MakeEngine(bench, bench.options, Kernel()));
+  STOKER_ASSIGN_OR_RETURN(const auto probe, MakeEngine(bench, bench.options, *bench.kernel));
   const std::string lanes = probe->lane_kind();
   const int threads = probe->options().compute_threads;
   absl::PrintF("%s, %d layers used; %d threads compute, %d %s lanes; cache %.2f GB, prewarm %s\n",
@@ -343,7 +360,7 @@ absl::Status Run() {
                absl::GetFlag(FLAGS_prewarm) ? "on" : "off");
   STOKER_RETURN_IF_ERROR(MeasureBounds(&bench));
   const size_t count = conditions.size();
-  const size_t rounds = count > 1 ? absl::GetFlag(FLAGS_pairs) : 1;
+  const size_t rounds = count > 1 ? bench.pairs : 1;
   for (size_t round = 0; round < rounds; ++round) {
     // A Latin square, every other round backwards: no condition has a place of its own.
     for (size_t i = 0; i < count; ++i) {
@@ -364,7 +381,7 @@ absl::Status Run() {
                "GB/s disk", "GB/s memory", "stall s", "x target, CPUs",
                "time against the first, CI95");
   for (const Condition& condition : conditions) {
-    Report(bench, condition, conditions[0], lanes.c_str(), threads);
+    STOKER_RETURN_IF_ERROR(Report(bench, condition, conditions[0], lanes.c_str(), threads));
   }
   absl::PrintF("SHA-256 of all outputs, the same in all %d runs: %s\n", rounds * count, bench.hash);
   if (const std::string path = absl::GetFlag(FLAGS_perfetto); !path.empty()) {

@@ -6,12 +6,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -20,15 +19,16 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
-#include "offload/cpu_expert_kernel.h"
 #include "offload/engine.h"
 #include "testing/expert_checkpoint.h"
+#include "testing/scratch.h"
 #include "tools/offload_bench/paired.h"
 #include "tools/offload_bench/plain_call.h"
 #include "tools/stoker/offload_bench.h"
+#include "tools/stoker/offload_options.h"
 
 ABSL_DECLARE_FLAG(int, threads);
-ABSL_DECLARE_FLAG(int, pairs);
+ABSL_DECLARE_FLAG(std::optional<int>, pairs);
 
 namespace stoker::command {
 namespace {
@@ -95,7 +95,7 @@ absl::StatusOr<std::unique_ptr<offload::Engine>> Resident(const std::string& fol
 }
 
 // All-hit calls of one token in the order ABBA against the same tiles without readiness.
-absl::Status AllHit(const std::string& folder, const offload::ExpertKernel& kernel) {
+absl::Status AllHit(const std::string& folder, const offload::ExpertKernel& kernel, int pairs) {
   constexpr int kExperts = 64;
   STOKER_RETURN_IF_ERROR(testing::WriteExpertCheckpoint(
       folder, {.layers = 1, .experts = kExperts, .hidden = 2048, .intermediate = 768}));
@@ -144,7 +144,6 @@ absl::Status AllHit(const std::string& folder, const offload::ExpertKernel& kern
                                  }) /
                     (kPasses * kExperts / kTopK));
   };
-  const int pairs = std::max(absl::GetFlag(FLAGS_pairs), 20);
   for (int pair = 0; pair < pairs; ++pair) {
     measure(pair % 2 == 0);
     measure(pair % 2 != 0);
@@ -186,17 +185,18 @@ absl::Status Empty(const std::string& folder, const offload::ExpertKernel& kerne
   return absl::OkStatus();
 }
 
+absl::Status Run() {
+  STOKER_ASSIGN_OR_RETURN(const int pairs, PairsFlag(20));
+  STOKER_ASSIGN_OR_RETURN(const offload::ExpertKernel* kernel, ChosenKernel());
+  STOKER_ASSIGN_OR_RETURN(const testing::Scratch folder, testing::Scratch::Folder("stoker_over"));
+  STOKER_RETURN_IF_ERROR(AllHit(folder.path(), *kernel, pairs));
+  return Empty(folder.path(), *kernel);
+}
+
 }  // namespace
 
 int RunOffloadOverhead() {
-  const offload::CpuExpertKernel kernel(
-      offload::cpu::PickKernel(offload::cpu::DetectCpuFeatures()));
-  std::string folder = std::filesystem::temp_directory_path().string() + "/stoker_over_XXXXXX";
-  absl::Status status =
-      mkdtemp(folder.data()) == nullptr ? ErrnoStatus(errno, folder) : AllHit(folder, kernel);
-  if (status.ok()) status = Empty(folder, kernel);
-  std::error_code ignored;
-  std::filesystem::remove_all(folder, ignored);
+  const absl::Status status = Run();
   if (status.ok()) return 0;
   absl::FPrintF(stderr, "%s\n", status.ToString());
   return 1;

@@ -1,7 +1,7 @@
 // What a launch does when it may not wait any longer: the slow half of every poll, the report, and
-// the word that tells all ranks to stop waiting. Kept out of line, so that the fast path pays
-// neither registers nor instructions for it. Contract: a failing thread substitutes NaN and goes on
-// through every barrier; it never leaves early.
+// the word that tells all ranks to stop waiting. Inlined, as all of the body (a call would cost the
+// polls their registers), behind a branch that a launch that works never takes. Contract: a failing
+// thread substitutes NaN and goes on through every barrier; it never leaves early.
 #pragma once
 
 #include <cstdint>

@@ -51,7 +51,8 @@ def breaches(name, body, programmatic):
             found.append(f"{name}: {what}")
     wait = body.find("griddepcontrol.wait")
     if not programmatic:
-        pass  # below sm_90 there is no programmatic launch
+        if re.search(r"griddepcontrol|\.cluster\b|\bmapa\b", body):
+            found.append(f"{name}: a cluster or a programmatic launch, which GPUs before sm_90 do not have")
     elif wait < 0:
         found.append(f"{name}: no griddepcontrol.wait")
     else:
@@ -134,6 +135,7 @@ def self_test(text):
     }
     if "griddepcontrol.wait" not in text:  # below sm_90
         del spoilings["load before the wait"], spoilings["no wait"], spoilings["cluster barrier with release"]
+        spoilings["programmatic launch before sm_90"] = lambda t: t.replace("ret;", "griddepcontrol.wait; ret;", 1)
     if LOCAL.search(text):  # without an exchange, a reduction or a residual
         keep = ("fma too many", "load before the wait", "no wait")
         spoilings = {name: spoil for name, spoil in spoilings.items() if name in keep}

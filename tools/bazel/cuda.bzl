@@ -15,7 +15,7 @@ _ARCHS = {
 }
 
 def _archs(ctx):
-    return _ARCHS[ctx.var.get("stoker_archs", "default")]
+    return getattr(ctx.attr, "archs", None) or _ARCHS[ctx.var.get("stoker_archs", "default")]
 
 def _run_nvcc(ctx, source, output, arguments, context):
     includes = []
@@ -113,4 +113,9 @@ def _cuda_ptx_impl(ctx):
             outputs.append(output)
     return [DefaultInfo(files = depset(outputs), runfiles = ctx.runfiles(files = outputs))]
 
-cuda_ptx = rule(implementation = _cuda_ptx_impl, attrs = _ATTRS, fragments = ["cpp"])
+cuda_ptx = rule(
+    implementation = _cuda_ptx_impl,
+    # archs: instead of the build's.
+    attrs = dict(_ATTRS, archs = attr.string_list()),
+    fragments = ["cpp"],
+)

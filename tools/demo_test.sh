@@ -6,7 +6,9 @@ export TMPDIR=$TEST_TMPDIR
 cd "$TEST_TMPDIR"
 fail() { echo "FAILED: $1"; exit 1; }
 # Sandboxes share /dev/shm: only what has the demonstration's name counts.
-leftovers() { find "$TMPDIR" /dev/shm -maxdepth 1 \( -name 'stoker_offload_*' -o -name 'stoker_demo-*' \) -newer start; }
+leftovers() {
+  find "$TMPDIR" /dev/shm -maxdepth 1 \( -name 'stoker_offload_*' -o -name 'stoker_demo-*' \) -newer start
+}
 none_left() {
   for _ in $(seq 200); do
     [ -z "$(leftovers)" ] && return

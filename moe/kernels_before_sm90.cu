@@ -5,6 +5,7 @@
 
 namespace stoker::moe {
 
+extern const void* const kKernelsBeforeSm90[];
 const void* const kKernelsBeforeSm90[] = {
     reinterpret_cast<const void*>(FusedKernel<Finalize, comm::OneShot, comm::Bf16, 4, 1>),
     reinterpret_cast<const void*>(FusedKernel<Finalize, comm::TwoShot, comm::Bf16, 4, 1>),

@@ -8,6 +8,7 @@ kernels than those of HASH (moe/ptx_hash.py).
 """
 
 import argparse
+import itertools
 import pathlib
 import sys
 
@@ -55,7 +56,8 @@ def times(cells, kernels_now):
         bound = targets.bound(cell)
         rest = targets.behind_finalize(cell)
         rest_cell = ratio_cell(rest and rest[1], targets.against_the_rest(cell))
-        lines.append([*numbers(key), f"{bound:.2f} ({own['us_median'] / bound:.2f})" if bound else "–",
+        lines.append([*numbers(key), f"{bound:.2f} ({own['us_median'] / bound:.2f})" if bound
+                      else f"{own['bound_us']:.2f} ‡" if "bound_us" in own else "–",
                       f"{own['us_median']:.2f} ({own['us_min']:.2f}, {own['us_p90']:.2f})"
                       + (" †" if stale(own, kernels_now) else ""),
                       f"{targets.median(cell, 'stoker again') or 0:.2f}",
@@ -95,7 +97,11 @@ def target_lines(cells):
                    f"{both - len(wrong)} of {both} cells that have both"
                    + (": not in " + "; ".join("world {}, hidden {}, tokens {}".format(*key) + f" ({gain:.2f} us)"
                                               for key, gain in wrong.items()) if wrong else "") + "."] if both else []
-    return [*table(head, lines), "", *lines_after, *([""] if lines_after else [])]
+    missing = [key for key in itertools.product(*(sorted({key[i] for key in cells}) for i in range(3)))
+               if key not in cells]
+    return [*table(head, lines), "", *lines_after, *([""] if lines_after else []),
+            *(["Not measured: " + "; ".join("world {}, hidden {}, tokens {}".format(*key) for key in missing) + ".", ""]
+              if missing else [])]
 
 
 def error_targets(cells):
@@ -214,6 +220,9 @@ def page(rows, kernels_now):
         "",
         *(["† measured on an older kernel: the PTX of the shipped kernels has changed since.", ""]
           if any(stale(cell["stoker"], kernels_now) for cell in cells.values()) else []),
+        *(["‡ no bound: the accesses without waiting took longer than the whole launch, so they were not measured at "
+           "their best; only the ratio counts there.", ""]
+          if any("bound_us" in cell["stoker"] and not targets.bound(cell) for cell in cells.values()) else []),
         "The launch shape reads: clusters x (CTAs a cluster x row threads a CTA) x 16-byte vectors a thread.",
         "",
         "## All contenders",

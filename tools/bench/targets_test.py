@@ -43,6 +43,10 @@ class Verdicts(unittest.TestCase):
         self.assertTrue(targets.against_flashinfer(cell(stoker=9.0, flashinfer=10.0, bound=8.0)).holds)
         self.assertFalse(targets.against_flashinfer(cell(stoker=9.3, flashinfer=10.0, bound=8.0)).holds)
 
+    def test_a_sum_whose_accesses_take_longer_than_the_launch_is_no_bound(self):
+        self.assertTrue(targets.against_flashinfer(cell(stoker=9.0, flashinfer=10.0, bound=11.0, floor=3.0)).holds)
+        self.assertFalse(targets.against_flashinfer(cell(stoker=9.0, flashinfer=10.0, bound=12.0, floor=3.0)).holds)
+
     def test_a_rival_that_does_not_finish_is_beaten(self):
         self.assertTrue(targets.against_flashinfer(cell(stoker=9.0, flashinfer=None)).holds)
 

@@ -160,7 +160,7 @@ def parse_arguments():
     parser.add_argument("--config", choices=["all_archs", "asan", "ubsan", "tsan"],
                         help="build and test that way; no budgets, recorded like --long")
     parser.add_argument("--vllm", action="store_true",
-                        help="only the plug-in in real vLLM on CPU ranks; installs vLLM beside the other packages")
+                        help="only the plug-in in real vLLM on CPU ranks; installs vLLM, recorded too")
     parser.add_argument("--torch", metavar="VERSION", type=torch_version.check_version,
                         help="the wheel with this torch alone, such as 2.10.0 or newest; installs it, recorded too")
     return checked(parser, parser.parse_args())
@@ -187,12 +187,14 @@ def record(what, result, seconds):
 
 def main():
     arguments = parse_arguments()
+    start = time.monotonic()
     if arguments.vllm:
-        return vllm_cpu.run()
+        passed, words = vllm_cpu.run()
+        record("--vllm", words, time.monotonic() - start)
+        return 0 if passed else 1
     named = Named(arguments.long, arguments.config)
     report = Report(budgets=not named)
     total = results.Counts()
-    start = time.monotonic()
     if arguments.torch:
         passed, words = torch_version.run(ROOT, arguments.torch)
         record(f"--torch {arguments.torch}", f"{'passed' if passed else 'FAILED'}: {words}", time.monotonic() - start)

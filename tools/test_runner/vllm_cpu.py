@@ -30,12 +30,18 @@ def environment() -> pathlib.Path:
     return python
 
 
-def run() -> int:
-    """The exit status of the tests."""
+def run() -> tuple[bool, str]:
+    """(whether all tests passed, pytest's last line)."""
     subprocess.run([ROOT / "tools/setup"], check=True, stdout=subprocess.DEVNULL)
     python = environment()
     subprocess.run(["bazel", "build", "--noshow_progress", "//ops:libstoker_cpu.so", "//ops:libstoker_cuda.so"],
                    check=True, cwd=ROOT)
     variables = dict(os.environ, PYTHONPATH=f"{ROOT}/python:{ROOT}/python/tests/vllm", PYTHONDONTWRITEBYTECODE="1")
-    return subprocess.run([python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--durations=0", *TESTS],
-                          cwd=(ROOT / "bazel-bin").resolve(), env=variables).returncode
+    tests = subprocess.Popen([python, "-m", "pytest", "-v", "-s", "-p", "no:cacheprovider", "--durations=0", *TESTS],
+                             cwd=(ROOT / "bazel-bin").resolve(), env=variables, text=True, errors="replace",
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    last = "no output"
+    for line in tests.stdout:
+        print(line, end="", flush=True)
+        last = line.strip(" =\n") or last
+    return tests.wait() == 0, last

@@ -50,7 +50,7 @@ def prepare(vllm_config, eager=False) -> Engagement:
         communicator, reason = _communicator(group, capacity, hidden)
         if reason is not None:
             return Engagement(mode, reason)
-    tail = tails.Tail(_device_group(group), capacity, hidden, communicator, unfused=_vllms_own)
+    tail = tails.Tail(_device_group(group), capacity, hidden, communicator, unfused=_vllms_own, rows=gate.rows())
     if compiled:
         from stoker.vllm import graph_tier
 

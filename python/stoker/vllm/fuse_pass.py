@@ -79,7 +79,7 @@ def define_moe_tail(layer_name_type, experts):
     def moe_tail(hidden_states, router_logits, shared_experts_input, input_ids, layer_name, hidden_dim_unpadded,
                  residual, gamma, eps, site):
         tail = _the_tail()
-        catch = tail.refusal(hidden_states.shape[0], residual.shape[1], residual.dtype) is None
+        catch = tail.takes_rows(*residual.shape, residual.dtype)
         routed, shared = _experts(layer_name, hidden_states, router_logits, shared_experts_input, input_ids, catch)
         return tail.take(routed, shared, 1.0, residual, gamma, eps, site)
 

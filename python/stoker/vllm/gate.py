@@ -90,16 +90,14 @@ def facts_of(vllm_config, world, hosts=1, device="cpu", peer_access=True):
     """Reads a vllm.config.VllmConfig. world, hosts: of the tensor-parallel group."""
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     compilation = vllm_config.compilation_config
-    passes = getattr(compilation, "pass_config", None)
     return Facts(
         world=world,
         pipeline=parallel.pipeline_parallel_size,
         data_parallel=parallel.data_parallel_size,
         expert_parallel=bool(parallel.enable_expert_parallel),
-        dual_batch_overlap=bool(getattr(parallel, "enable_dbo", False)),
+        dual_batch_overlap=bool(getattr(parallel, "enable_dbo", False) or getattr(parallel, "use_ubatching", False)),
         lora=vllm_config.lora_config is not None,
-        sequence_parallel=bool(getattr(parallel, "use_sequence_parallel_moe", False)
-                               or getattr(passes, "enable_sp", False)),
+        sequence_parallel=bool(getattr(parallel, "use_sequence_parallel_moe", False)),
         draft_model=vllm_config.speculative_config is not None,
         sleep_mode=bool(getattr(model, "enable_sleep_mode", False)),
         compilation=_compilation(compilation),
@@ -121,6 +119,14 @@ def _compilation(compilation):
     if mode == "vllm" and compilation.backend not in ("", "inductor"):
         return f"VLLM_COMPILE and the backend {compilation.backend}"
     return mode
+
+
+def rows(environment=None):
+    """Whether experts leave their rows un-finalized where they can: STOKER_VLLM_ROWS, on unless it is `off`."""
+    text = (os.environ if environment is None else environment).get("STOKER_VLLM_ROWS", "on").strip().lower()
+    if text not in ("on", "off"):
+        raise ValueError(f"STOKER_VLLM_ROWS={text!r}; on or off is needed")
+    return text == "on"
 
 
 def max_tokens(environment=None):

@@ -136,8 +136,8 @@ class StokerMoERunner(MoERunner):
             return super().forward(hidden_states, router_logits, input_ids, shared_experts_input)
         if shared_experts_input is None and self._shared_experts is not None:
             shared_experts_input = hidden_states
-        fits = self.stoker_tail.refusal(hidden_states.shape[0], hidden_states.shape[1], hidden_states.dtype) is None
-        routed, shared = self.stoker_experts(hidden_states, router_logits, shared_experts_input, input_ids, fits)
+        catch = self.stoker_tail.takes_rows(*hidden_states.shape, hidden_states.dtype)
+        routed, shared = self.stoker_experts(hidden_states, router_logits, shared_experts_input, input_ids, catch)
         return MoEOutput(routed=routed, shared_output=shared, routed_scaling_factor=self.routed_scaling_factor)
 
 

@@ -37,16 +37,17 @@ class Tail:
     communicator: a stoker.Communicator, or None for the reference path. group: the torch process group of the
     tensor-parallel ranks, for the reference path. capacity, hidden_max: the communicator's plan. unfused: for what the
     plan does not take, (partial, residual, gamma, eps) -> (norm_out, residual_out) with the sum over ranks (in vLLM:
-    its own all-reduce and norm); None: the reference path.
+    its own all-reduce and norm); None: the reference path. rows: whether experts may leave rows un-finalized.
     Calls are collective over the group and follow the model's order; one thread at a time.
     """
 
-    def __init__(self, group, capacity, hidden_max, communicator=None, strict=None, unfused=None):
+    def __init__(self, group, capacity, hidden_max, communicator=None, strict=None, unfused=None, rows=True):
         self.group = group
         self.capacity = capacity
         self.hidden_max = hidden_max
         self.communicator = communicator
         self._beyond = unfused or self._reference
+        self._rows = rows
         self.strict = os.environ.get("STOKER_STRICT") == "1" if strict is None else strict
 
     def refusal(self, tokens, hidden, dtype):
@@ -58,6 +59,10 @@ class Tail:
         if hidden > self.hidden_max or hidden % 8 != 0:
             return "hidden size"
         return None
+
+    def takes_rows(self, tokens, hidden, dtype):
+        """Whether experts should leave their rows for a call of this shape."""
+        return self._rows and self.refusal(tokens, hidden, dtype) is None
 
     def allreduce_rmsnorm(self, partial, residual, gamma, eps, site):
         """partial [tokens, hidden]: this rank's share. Returns (norm_out, residual_out), new tensors."""

@@ -206,6 +206,64 @@ def _registered(rank):
     return "done"
 
 
-@pytest.mark.parametrize("body", [_forward, _refusals, _registered])
+def _never_defer(rank):
+    """Tiers A and B of a model with reduced sums: what keeps a sum where it is, and that nothing is half done."""
+    from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
+
+    from stoker.vllm import consumer, engage, tail as tails
+    from stoker.vllm.runner import StokerMoERunner
+
+    tail = tails.Tail(None, 8, HIDDEN)
+
+    def layer():
+        runner = fake_runner(StokerMoERunner, 7)
+        runner.moe_config.skip_final_all_reduce = False
+        return types.SimpleNamespace(
+            self_attn=types.SimpleNamespace(o_proj=types.SimpleNamespace(bias=None, reduce_results=True)),
+            post_attention_layernorm=RMSNorm(HIDDEN), mlp=types.SimpleNamespace(experts=runner))
+
+    kept = layer()
+    for successor, reason in ((GemmaRMSNorm(HIDDEN), "GemmaRMSNorm"), (RMSNorm(HIDDEN, has_weight=False), "no weight"),
+                              (RMSNorm(HIDDEN, var_hidden_size=8), "a part of the hidden size"),
+                              (torch.nn.Identity(), "Identity")):  # the last: a stage of a pipeline, a draft head
+        assert reason in engage.arm_experts(kept, successor, tail, 2)
+        assert kept.mlp.experts.stoker_tail is None and type(successor) is not consumer.ConsumerNorm
+    assert "no mixture" in engage.arm_experts(types.SimpleNamespace(mlp=object()), RMSNorm(HIDDEN), tail, 2)
+    kept.self_attn.o_proj.bias = torch.zeros(HIDDEN)
+    assert "bias" in engage.arm_attention(kept, tail, 1)
+    kept.self_attn.o_proj.bias, kept.post_attention_layernorm = None, GemmaRMSNorm(HIDDEN)
+    assert "GemmaRMSNorm" in engage.arm_attention(kept, tail, 1) and kept.self_attn.o_proj.reduce_results
+    taken, successor = layer(), RMSNorm(HIDDEN)
+    assert engage.arm_attention(taken, tail, 1) is None and not taken.self_attn.o_proj.reduce_results
+    assert engage.arm_experts(taken, successor, tail, 2) is None and taken.mlp.experts.stoker_tail is tail
+    assert type(successor) is type(taken.post_attention_layernorm) is consumer.ConsumerNorm
+    return "done"
+
+
+@pytest.mark.parametrize("body", [_forward, _refusals, _registered, _never_defer])
 def test_on_two_ranks(body):
     assert on_ranks(body) == ["done", "done"]
+
+
+def test_what_the_gate_reads_has_these_names_in_vllms_configuration():
+    """The gate takes a missing name for a feature that this vLLM has not; here none may be missing."""
+    from vllm.config import CompilationConfig, CompilationMode, ModelConfig, ParallelConfig, PassConfig, VllmConfig
+
+    from stoker.vllm import gate
+
+    names = {ParallelConfig: "pipeline_parallel_size data_parallel_size enable_expert_parallel enable_dbo use_ubatching"
+                             " use_sequence_parallel_moe prefill_context_parallel_size decode_context_parallel_size"
+                             " enable_eplb",
+             ModelConfig: "enable_sleep_mode dtype get_hidden_size", PassConfig: "fuse_allreduce_rms",
+             CompilationConfig: "mode backend pass_config inductor_compile_config",
+             VllmConfig: "lora_config speculative_config additional_config"}
+    for kind, wanted in names.items():
+        known = set(dir(kind)) | set(getattr(kind, "__dataclass_fields__", ()))
+        assert set(wanted.split()) <= known, (kind, set(wanted.split()) - known)
+    assert [int(mode) for mode in CompilationMode] == [0, 1, 2, 3] and CompilationMode.VLLM_COMPILE == 3
+    config = VllmConfig(parallel_config=ParallelConfig(enable_dbo=True))
+    config.model_config = types.SimpleNamespace(dtype=torch.bfloat16, enable_sleep_mode=False)
+    assert "dual-batch overlap" in gate.reason_off("on", gate.facts_of(config, world=2))
+    config.parallel_config.enable_dbo = False
+    config.compilation_config.mode = CompilationMode.NONE
+    assert gate.reason_off("on", gate.facts_of(config, world=2)) is None

@@ -81,13 +81,18 @@ def test_max_tokens():
             gate.max_tokens({"STOKER_VLLM_MAX_TOKENS": bad})
 
 
+def test_rows():
+    assert gate.rows({}) and gate.rows({"STOKER_VLLM_ROWS": "on"}) and not gate.rows({"STOKER_VLLM_ROWS": " Off"})
+    with pytest.raises(ValueError, match="on or off"):
+        gate.rows({"STOKER_VLLM_ROWS": "no"})
+
+
 def config(**changes):
     parallel = dict(pipeline_parallel_size=1, data_parallel_size=1, enable_expert_parallel=False, enable_dbo=False,
-                    use_sequence_parallel_moe=False, prefill_context_parallel_size=1,
+                    use_ubatching=False, use_sequence_parallel_moe=False, prefill_context_parallel_size=1,
                     decode_context_parallel_size=1, enable_eplb=False)
     model = dict(dtype="torch.bfloat16", enable_sleep_mode=False)
-    compilation = dict(mode=0, backend="", pass_config=types.SimpleNamespace(enable_sp=False),
-                       inductor_compile_config={})
+    compilation = dict(mode=0, backend="", inductor_compile_config={})
     top = dict(lora_config=None, speculative_config=None)
     for name, value in changes.items():
         next(part for part in (parallel, model, compilation, top) if name in part)[name] = value
@@ -98,8 +103,8 @@ def config(**changes):
 
 READ = {"pipeline_parallel_size": (2, "pipeline"), "data_parallel_size": (2, "data_parallel"),
         "enable_expert_parallel": (True, "expert_parallel"), "enable_dbo": (True, "dual_batch_overlap"),
+        "use_ubatching": (True, "dual_batch_overlap"),
         "use_sequence_parallel_moe": (True, "sequence_parallel"),
-        "pass_config": (types.SimpleNamespace(enable_sp=True), "sequence_parallel"),
         "prefill_context_parallel_size": (2, "context_parallel"),
         "decode_context_parallel_size": (2, "context_parallel"), "enable_eplb": (True, "expert_balancing"),
         "dtype": ("torch.float32", "dtype"), "enable_sleep_mode": (True, "sleep_mode"), "mode": (1, "compilation"),

@@ -86,6 +86,8 @@ def _take(rank, world):
         rows = tail.take(Unfinalized(given), given["shared"], 2.5, *rest)
         finalized = torch.ops.stoker.moe_finalize(given["rows"], given["indices"], given["weights"],
                                                   shared=given["shared"], routed_scaling_factor=2.5)
+        assert tail.takes_rows(5, HIDDEN, torch.bfloat16) and not tail.takes_rows(CAPACITY + 1, HIDDEN, torch.bfloat16)
+        assert not tails.Tail(None, CAPACITY, HIDDEN, rows=False).takes_rows(5, HIDDEN, torch.bfloat16)
         tails._counters.clear()
         for routed, shared, scaling, op in ((finalized, None, 1.0, tails.PLAIN), (finalized, 0 * finalized, 1.0,
                                                                                   tails.EXPERTS)):

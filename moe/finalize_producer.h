@@ -51,7 +51,7 @@ class FinalizeProducer {
     // registers for that and loads it where it is used.
     comm::Packet shared{};
     if (kVectors == 1 && p_.shared != nullptr && vectors.inside[0]) {
-      shared = env.LoadStreamed(p_.shared + At(token, vectors.index[0]));
+      shared = env.LoadInput(p_.shared + At(token, vectors.index[0]));
     }
     const bool bad = index_ >= p_.row_count;
     if (bad) {
@@ -70,7 +70,7 @@ class FinalizeProducer {
       SumRoutes<kRowsInFlight<kVectors>>(env, weight, vectors.index[v], vectors.inside[v], sum);
       if (vectors.inside[v]) {
         if (kVectors > 1 && p_.shared != nullptr) {
-          shared = env.LoadStreamed(p_.shared + At(token, vectors.index[v]));
+          shared = env.LoadInput(p_.shared + At(token, vectors.index[v]));
         }
         AddTail(env, token, vectors.index[v], shared, sum);
       }

@@ -26,7 +26,7 @@ class RmsNormEpilogue {
       // Set in every case, so that the last token's needs no registers while rows are gathered.
       x_[v] = comm::Packet{};
       if (p_.residual_in != nullptr && vectors.inside[v])
-        x_[v] = env.LoadStreamed(p_.residual_in + At(token, vectors.index[v]));
+        x_[v] = env.LoadInput(p_.residual_in + At(token, vectors.index[v]));
     }
   }
 

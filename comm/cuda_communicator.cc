@@ -53,6 +53,9 @@ absl::StatusOr<std::unique_ptr<CudaCommunicator>> CudaCommunicator::Create(
     allocated = communicator->Wipe(Epoch(communicator->plan_.first_epoch), Generation(0));
   STOKER_RETURN_IF_ERROR(exchange.AllSucceeded("allocating workspaces", allocated, timeout));
   STOKER_RETURN_IF_ERROR(communicator->Connect(exchange, timeout));
+  if (communicator->plan_.nccl_tokens_max > 0) {
+    STOKER_RETURN_IF_ERROR(communicator->AddNccl(options.nccl_optional, exchange, timeout));
+  }
   communicator->at_termination_.emplace([c = communicator.get()] { c->Abort().IgnoreError(); });
   return communicator;
 }
@@ -127,8 +130,18 @@ absl::Status CudaCommunicator::Wipe(Epoch first, Generation generation) {
 }
 
 absl::Status CudaCommunicator::Health() const {
-  const absl::Status over = lifecycle_.over();
-  return over.ok() ? health_.Check() : over;
+  STOKER_RETURN_IF_ERROR(lifecycle_.over());
+  const absl::Status reported = health_.Check();
+  if (nccl_ == nullptr) return reported;
+  if (!reported.ok()) {
+    // Whoever failed has stopped all ranks; what waits in NCCL does not look there.
+    nccl_->Abort();
+    return reported;
+  }
+  const absl::Status noticed = nccl_->Check();
+  // Outputs become NaN before NCCL, released, lets the stream go on.
+  if (!noticed.ok()) lifecycle_.Stop([this] { return StopAll(); }).IgnoreError();
+  return noticed;
 }
 
 ExchangeParams CudaCommunicator::Params() const {
@@ -157,14 +170,16 @@ absl::Status CudaCommunicator::SetTimeout(absl::Duration timeout) {
   });
 }
 
-absl::Status CudaCommunicator::StopAll() {
+absl::Status CudaCommunicator::StopAll() const {
   DeviceScope scope(device_);
   const uint32_t one = 1;
   for (int rank = 0; rank < plan_.world; ++rank) {
     STOKER_CUDA(cudaMemcpyAsync(&ControlOf(workspace_[rank])->abort, &one, sizeof(one),
                                 cudaMemcpyHostToDevice, control_stream_));
   }
-  return CudaStatus(cudaStreamSynchronize(control_stream_), "cudaStreamSynchronize");
+  const cudaError_t stopped = cudaStreamSynchronize(control_stream_);
+  if (nccl_ != nullptr) nccl_->Abort();
+  return CudaStatus(stopped, "cudaStreamSynchronize");
 }
 
 absl::Status CudaCommunicator::Abort() {
@@ -214,7 +229,8 @@ absl::Status CudaCommunicator::WipeTogether(RankExchange& exchange, absl::Durati
   }
   STOKER_RETURN_IF_ERROR(Wipe(Epoch(latest + 2u), Generation(generation_.value() + 1u)));
   health_.Wipe(generation_);
-  return exchange.Barrier("wiping after a failure", timeout);
+  STOKER_RETURN_IF_ERROR(exchange.Barrier("wiping after a failure", timeout));
+  return nccl_ == nullptr ? absl::OkStatus() : ConnectNccl(exchange, timeout);
 }
 
 absl::Status CudaCommunicator::Close(RankExchange& exchange, absl::Duration timeout) {
@@ -255,6 +271,7 @@ absl::Status CudaCommunicator::Synchronise(absl::Duration timeout) {
 
 void CudaCommunicator::Free(bool own_too) {
   DeviceScope scope(device_);
+  if (nccl_ != nullptr) nccl_->Abort();  // drained: it frees its memory
   for (int peer = 0; peer < plan_.world; ++peer) {
     if (opened_[peer]) cudaIpcCloseMemHandle(workspace_[peer]);
     opened_[peer] = false;

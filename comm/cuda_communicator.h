@@ -28,6 +28,7 @@
 #include "comm/health.h"
 #include "comm/launch_policy.h"
 #include "comm/lifecycle.h"
+#include "comm/nccl_all_reduce.h"
 #include "comm/rank_exchange.h"
 #include "comm/termination.h"
 
@@ -55,7 +56,8 @@ class CudaCommunicator {
   int device() const { return device_; }
   Generation generation() const { return generation_; }
 
-  // The first failure that any rank of the group reported, or OK. One read of host memory.
+  // The first failure that any rank of the group reported, or what NCCL has noticed, or OK. A read
+  // of host memory; where the group has NCCL, a failure also releases what waits in it.
   absl::Status Health() const;
   const HealthPage& health_page() const { return *health_.page(); }
 
@@ -67,8 +69,8 @@ class CudaCommunicator {
   absl::Status Abort();
 
   // Collective: brings a failed group back. All ranks stop, drain, wipe and go on with the next
-  // generation. Captured graphs stay usable. An error names who is missing and ends the
-  // group: every launch fails from then on. Close it.
+  // generation. Captured graphs stay usable, but for those with calls through NCCL. An error names
+  // who is missing and ends the group: every launch fails from then on. Close it.
   absl::Status Reset(RankExchange& exchange, absl::Duration timeout);
 
   // Collective, idempotent, bounded. Waits for this rank's launches, which are stopped once the
@@ -83,6 +85,11 @@ class CudaCommunicator {
   absl::Status BeforeLaunch(cudaStream_t stream);
   absl::Status AfterLaunch(cudaStream_t stream);
 
+  // For moe/nccl_path.cc, between two launches of a call: comm/nccl_all_reduce.h. InvalidArgument
+  // for a group without NCCL.
+  absl::Status SumWithNccl(const void* input, void* output, int64_t elements, WireType type,
+                           cudaStream_t stream);
+
  private:
   struct Address;
   CudaCommunicator() = default;
@@ -94,8 +101,11 @@ class CudaCommunicator {
   absl::Status ReadWhatPeersWrote();
   absl::Status CheckPeers();
   absl::Status Wipe(Epoch first, Generation generation);
-  absl::Status StopAll();
+  absl::Status StopAll() const;
   absl::Status ReportAndStopAll();
+  absl::Status AddNccl(bool optional, RankExchange& exchange, absl::Duration timeout);
+  absl::Status ConnectNccl(RankExchange& exchange, absl::Duration timeout);
+  absl::Status TrySum(absl::Duration timeout);
   absl::Status WipeTogether(RankExchange& exchange, absl::Duration timeout);
   absl::Status Synchronise(absl::Duration timeout);
   void Free(bool own_too);
@@ -121,8 +131,10 @@ class CudaCommunicator {
   cudaStream_t control_stream_ = nullptr;
   Place last_;
   unsigned long long last_eager_stream_ = 0;
-  uint32_t eager_launches_ = 0;  // of this generation
-  Lifecycle lifecycle_;
+  uint32_t eager_launches_ = 0;          // of this generation
+  bool gpu_shared_ = false;              // by two ranks of the group
+  std::unique_ptr<NcclAllReduce> nccl_;  // set by Create only, so that Health may read it
+  mutable Lifecycle lifecycle_;
   std::optional<StopAtTermination> at_termination_;  // while connected
 };
 

@@ -97,6 +97,9 @@ absl::Status CudaCommunicator::Connect(RankExchange& exchange, absl::Duration ti
     std::memcpy(&addresses[peer], messages[peer].data(), sizeof(Address));
     if (SameDevice(addresses[peer].device, mine.device)) ++ranks_here;
     one_device = one_device && SameDevice(addresses[peer].device, addresses[0].device);
+    for (int other = 0; other < peer; ++other) {
+      gpu_shared_ |= SameDevice(addresses[peer].device, addresses[other].device);
+    }
   }
   absl::Status mapped;
   for (int peer = 0; peer < plan_.world && mapped.ok(); ++peer) {

@@ -14,6 +14,8 @@
 namespace stoker::comm {
 namespace {
 
+constexpr int32_t kNcclTokensMax = 1 << 20;
+
 // What travels. Fixed-size fields, so that a rank of another build is recognised and not misread.
 struct Proposal {
   uint32_t protocol_version;
@@ -21,7 +23,7 @@ struct Proposal {
   int32_t capacity;
   int32_t stride;
   uint32_t first_epoch;
-  uint32_t reserved;
+  int32_t nccl_tokens_max;
   int64_t timeout_ns;
   int64_t startup_timeout_ns;
   uint64_t nonce;
@@ -48,6 +50,11 @@ absl::Status CheckOptions(const GroupOptions& options, int world) {
       options.hidden_max % kPacketElements != 0) {
     return absl::InvalidArgumentError(absl::StrCat("largest hidden size ", options.hidden_max,
                                                    ": a multiple of 8 from 8 to ", kHiddenMax));
+  }
+  if (options.nccl_tokens_max < 0 || options.nccl_tokens_max > kNcclTokensMax) {
+    return absl::InvalidArgumentError(absl::StrCat("most tokens through NCCL ",
+                                                   options.nccl_tokens_max, ": 0 (none) to ",
+                                                   kNcclTokensMax, " are supported"));
   }
   return absl::OkStatus();
 }
@@ -96,12 +103,15 @@ std::string GroupPlan::SharedName(const std::string& what) const {
 }
 
 std::string GroupPlan::ToString() const {
+  std::string nccl;
+  if (nccl_tokens_max > 0) nccl = absl::StrCat(", NCCL up to ", nccl_tokens_max, " tokens");
+  if (!nccl_refusal.empty()) nccl = absl::StrCat(", no NCCL (", nccl_refusal, ")");
   return absl::StrFormat(
       "group %s: rank %d of %d, capacity %d tokens, hidden up to %d, workspace %d bytes, timeout "
       "%d ms "
-      "(%d ms for the first %d launches)",
+      "(%d ms for the first %d launches)%s",
       name, rank, world, layout.capacity, hidden_max(), layout.bytes(), timeout_ns / 1'000'000,
-      startup_timeout_ns / 1'000'000, kStartupEpochs);
+      startup_timeout_ns / 1'000'000, kStartupEpochs, nccl);
 }
 
 absl::StatusOr<GroupPlan> AgreeOnPlan(const GroupOptions& options,
@@ -118,6 +128,7 @@ absl::StatusOr<GroupPlan> AgreeOnPlan(const GroupOptions& options,
   mine.capacity = options.capacity;
   mine.stride = options.hidden_max / kPacketElements;
   mine.first_epoch = options.first_epoch;
+  mine.nccl_tokens_max = options.nccl_tokens_max;
   mine.timeout_ns = timeout_ns;
   mine.startup_timeout_ns = startup_ns;
   if (getrandom(&mine.nonce, sizeof(mine.nonce), 0) != sizeof(mine.nonce)) {
@@ -139,6 +150,7 @@ absl::StatusOr<GroupPlan> AgreeOnPlan(const GroupOptions& options,
     std::memcpy(&theirs, messages[peer].data(), sizeof(theirs));
     STOKER_RETURN_IF_ERROR(CheckEqual(mine, exchange.rank(), theirs, peer));
     mine.capacity = std::min(mine.capacity, theirs.capacity);
+    mine.nccl_tokens_max = std::min(mine.nccl_tokens_max, theirs.nccl_tokens_max);
     mine.timeout_ns = std::min(mine.timeout_ns, theirs.timeout_ns);
     mine.startup_timeout_ns = std::min(mine.startup_timeout_ns, theirs.startup_timeout_ns);
     if (peer == 0) nonce = theirs.nonce;
@@ -152,6 +164,7 @@ absl::StatusOr<GroupPlan> AgreeOnPlan(const GroupOptions& options,
   plan.timeout_ns = mine.timeout_ns;
   plan.startup_timeout_ns = mine.startup_timeout_ns;
   plan.first_epoch = mine.first_epoch;
+  if (mine.nccl_tokens_max > mine.capacity) plan.nccl_tokens_max = mine.nccl_tokens_max;
   return plan;
 }
 

@@ -5,6 +5,7 @@
 // decision made from it and from a launch's shape is the same on all ranks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -26,6 +27,10 @@ struct GroupOptions {
   std::string name = "stoker";  // 1 to 40 of [a-zA-Z0-9_-]; the same on all ranks
   int32_t capacity = 128;       // most tokens of a launch
   int32_t hidden_max = 7168;    // largest hidden size of a launch
+  // Most tokens of a call; those above `capacity` go through NCCL. 0: none do. The CPU has no NCCL.
+  int32_t nccl_tokens_max = 0;
+  // Go on without NCCL where it cannot be had; otherwise that is an error on all ranks.
+  bool nccl_optional = false;
   absl::Duration setup_timeout = absl::Seconds(60);
   // Deadlines of a launch; unset means the defaults of comm/protocol.h or STOKER_TIMEOUT_MS.
   absl::Duration timeout = absl::ZeroDuration();
@@ -44,6 +49,14 @@ struct GroupPlan {
   int64_t startup_timeout_ns = 0;
   uint32_t first_epoch = 0;
 
+  // 0: there is no NCCL. The same on all ranks, so that they choose the same way from the number of
+  // tokens alone, and a captured graph never changes it.
+  int32_t nccl_tokens_max = 0;
+  std::string nccl_refusal;  // why there is none although it was asked for
+
+  int32_t tokens_max() const { return std::max(layout.capacity, nccl_tokens_max); }
+  // Which way a call of `tokens` <= tokens_max() goes.
+  bool GoesToNccl(int32_t tokens) const { return tokens > layout.capacity; }
   int32_t hidden_max() const { return layout.stride * kPacketElements; }
   // Of this group's shared memory: "stoker_<name>_<nonce>_<what>".
   std::string SharedName(const std::string& what) const;

@@ -29,8 +29,22 @@ const char* Name(Op op) {
       return "plain";
     case Op::kReduction:
       return "reduction";
+    case Op::kAllReduce:
+      return "all-reduce";
   }
   return "unknown op";
+}
+
+const char* Name(Protocol protocol) {
+  switch (protocol) {
+    case Protocol::kOneShot:
+      return "one-shot";
+    case Protocol::kTwoShot:
+      return "two-shot";
+    case Protocol::kNccl:
+      return "NCCL";
+  }
+  return "unknown exchange";
 }
 
 // A copy, word by word: the rank may be logging at the same time.
@@ -141,9 +155,8 @@ std::string Describe(const LaunchDescriptor& d, int tokens) {
       "%s of %d tokens (hidden %d, top-k %d, %s, %s, %s, eps %g, weight bias %g, routed scaling "
       "%g, site %u, generation %u)",
       Name(d.op), tokens, d.hidden, d.top_k, d.wire_type == WireType::kBf16 ? "bf16" : "fp16",
-      d.mode == Mode::kRounded ? "rounded" : "fp32 residual",
-      d.protocol == Protocol::kOneShot ? "one-shot" : "two-shot", d.eps, d.weight_bias,
-      d.routed_scaling_factor, d.site, d.generation);
+      d.mode == Mode::kRounded ? "rounded" : "fp32 residual", Name(d.protocol), d.eps,
+      d.weight_bias, d.routed_scaling_factor, d.site, d.generation);
 }
 
 absl::StatusOr<Health> Health::Create(const GroupPlan& plan, int device, RankExchange& exchange,

@@ -95,7 +95,15 @@ std::string LaunchShape::ToString() const {
 }
 
 const char* ProtocolName(Protocol protocol) {
-  return protocol == Protocol::kOneShot ? "one-shot" : "two-shot";
+  switch (protocol) {
+    case Protocol::kOneShot:
+      return "one-shot";
+    case Protocol::kTwoShot:
+      return "two-shot";
+    case Protocol::kNccl:
+      return "NCCL";
+  }
+  return "unknown exchange";
 }
 
 Protocol ChooseProtocol(int world, int tokens, int packets, const Placement& placement,

@@ -33,7 +33,7 @@ struct LaunchShape {
   friend bool operator==(const LaunchShape&, const LaunchShape&) = default;
 };
 
-const char* ProtocolName(Protocol protocol);  // "one-shot", "two-shot"
+const char* ProtocolName(Protocol protocol);  // "one-shot", "two-shot", "NCCL"
 
 // What lies between the ranks of a group; the same on all of them.
 struct Wire {

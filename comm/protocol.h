@@ -52,8 +52,9 @@ struct alignas(16) Packet {
 static_assert(sizeof(Packet) == kPacketBytes);
 
 enum class WireType : uint32_t { kBf16 = 0, kFp16 = 1 };
-enum class Op : uint32_t { kFinalize = 0, kPlain = 1, kReduction = 2 };
-enum class Protocol : uint32_t { kOneShot = 0, kTwoShot = 1 };
+enum class Op : uint32_t { kFinalize = 0, kPlain = 1, kReduction = 2, kAllReduce = 3 };
+// kNccl: NCCL sums the rows; mailboxes carry the headers alone.
+enum class Protocol : uint32_t { kOneShot = 0, kTwoShot = 1, kNccl = 2 };
 // kRounded rounds the sum over ranks to the wire type before the residual is added; kFp32Residual
 // adds the residual to the unrounded sum.
 enum class Mode : uint32_t { kRounded = 0, kFp32Residual = 1 };
@@ -106,6 +107,11 @@ constexpr uint32_t Signature(const LaunchDescriptor& d) {
     hash = internal::HashWord(hash, word);
   }
   return hash;
+}
+
+// Of a launch that stands for a call of more tokens than the launch itself exchanges.
+constexpr uint32_t SignatureOfCall(const LaunchDescriptor& d, int32_t tokens) {
+  return internal::HashWord(Signature(d), static_cast<uint32_t>(tokens));
 }
 
 // A header word carries the epoch in its upper half, so that a word alone says whether it is of

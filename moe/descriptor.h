@@ -47,4 +47,12 @@ inline comm::LaunchDescriptor DescribeReduction(const Shape& shape, const NormAr
   return descriptor;
 }
 
+inline comm::LaunchDescriptor DescribeAllReduce(const Shape& shape, const LaunchOptions& options,
+                                                comm::Generation generation) {
+  comm::LaunchDescriptor descriptor =
+      DescribePlain(shape, NormArguments{.eps = 0.0f}, options, generation);
+  descriptor.op = comm::Op::kAllReduce;
+  return descriptor;
+}
+
 }  // namespace stoker::moe

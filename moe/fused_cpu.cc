@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 #include <vector>
 
 #include "base/status.h"
@@ -65,18 +66,24 @@ void Normalise(const Shape& shape, const NormArguments& norm, int64_t token, con
   }
 }
 
+template <class T>
+void StoreSum(const Shape& shape, void* output, int64_t token, const float* sum) {
+  uint16_t* out = static_cast<uint16_t*>(output) + token * shape.hidden;
+  for (int64_t h = 0; h < shape.hidden; ++h) out[h] = T::FromFloat(sum[h]);
+}
+
+using Produce = absl::FunctionRef<bool(int, comm::Packet*, uint64_t*)>;
+
+// `outputs` are what becomes NaN after a failure.
 absl::Status Launch(comm::CpuCommunicator& communicator, const Shape& shape,
-                    const comm::LaunchDescriptor& descriptor, const NormArguments& norm,
-                    absl::FunctionRef<bool(int, comm::Packet*, uint64_t*)> produce) {
-  const bool bf16 = shape.wire_type == comm::WireType::kBf16;
-  const auto consume = [&](int token, const float* sum) {
-    bf16 ? Normalise<comm::Bf16>(shape, norm, token, sum)
-         : Normalise<comm::Fp16>(shape, norm, token, sum);
-  };
+                    const comm::LaunchDescriptor& descriptor, Produce produce,
+                    absl::FunctionRef<void(int, const float*)> consume,
+                    std::initializer_list<void*> outputs) {
   const auto fill_nan = [&] {
     const int64_t elements = static_cast<int64_t>(shape.tokens) * shape.hidden;
-    std::fill_n(static_cast<uint16_t*>(norm.residual_out), elements, comm::kStoredNan);
-    std::fill_n(static_cast<uint16_t*>(norm.norm_out), elements, comm::kStoredNan);
+    for (void* output : outputs) {
+      std::fill_n(static_cast<uint16_t*>(output), elements, comm::kStoredNan);
+    }
   };
   return comm::RunOneShot(communicator, {.descriptor = descriptor,
                                          .tokens = shape.tokens,
@@ -84,6 +91,27 @@ absl::Status Launch(comm::CpuCommunicator& communicator, const Shape& shape,
                                          .produce = produce,
                                          .consume = consume,
                                          .fill_nan = fill_nan});
+}
+
+absl::Status LaunchNorm(comm::CpuCommunicator& communicator, const Shape& shape,
+                        const comm::LaunchDescriptor& descriptor, const NormArguments& norm,
+                        Produce produce) {
+  const bool bf16 = shape.wire_type == comm::WireType::kBf16;
+  const auto consume = [&](int token, const float* sum) {
+    bf16 ? Normalise<comm::Bf16>(shape, norm, token, sum)
+         : Normalise<comm::Fp16>(shape, norm, token, sum);
+  };
+  return Launch(communicator, shape, descriptor, produce, consume,
+                {norm.residual_out, norm.norm_out});
+}
+
+// The caller's rows. In place is allowed: every row has been copied before the first is written.
+auto Rows(const Shape& shape, const void* input) {
+  return [&shape, input](int token, comm::Packet* row, uint64_t*) {
+    const int64_t bytes = static_cast<int64_t>(shape.hidden) * 2;
+    std::memcpy(row, static_cast<const char*>(input) + token * bytes, bytes);
+    return true;
+  };
 }
 
 }  // namespace
@@ -95,9 +123,9 @@ absl::Status MoeFinalizeAllReduceRmsNorm(comm::CpuCommunicator& communicator, co
   const auto produce = [&](int token, comm::Packet* row, uint64_t* bad_detail) {
     return FinalizeRow(shape, finalize, token, reinterpret_cast<uint16_t*>(row), bad_detail);
   };
-  return Launch(communicator, shape,
-                DescribeFinalize(shape, finalize, norm, options, communicator.generation()), norm,
-                produce);
+  return LaunchNorm(communicator, shape,
+                    DescribeFinalize(shape, finalize, norm, options, communicator.generation()),
+                    norm, produce);
 }
 
 absl::Status MoeReduceAllReduceRmsNorm(comm::CpuCommunicator& communicator, const Shape& shape,
@@ -108,22 +136,30 @@ absl::Status MoeReduceAllReduceRmsNorm(comm::CpuCommunicator& communicator, cons
     ReductionRow(shape, reduction, token, reinterpret_cast<uint16_t*>(row));
     return true;
   };
-  return Launch(communicator, shape,
-                DescribeReduction(shape, norm, options, communicator.generation()), norm, produce);
+  return LaunchNorm(communicator, shape,
+                    DescribeReduction(shape, norm, options, communicator.generation()), norm,
+                    produce);
 }
 
 absl::Status AllReduceRmsNorm(comm::CpuCommunicator& communicator, const Shape& shape,
                               const void* input, const NormArguments& norm,
                               const LaunchOptions& options) {
   STOKER_RETURN_IF_ERROR(ValidatePlain(communicator.plan(), shape, input, norm));
-  // In place is allowed (norm_out == input): every row has been copied before the first is written.
-  const auto produce = [&](int token, comm::Packet* row, uint64_t*) {
-    const int64_t bytes = static_cast<int64_t>(shape.hidden) * 2;
-    std::memcpy(row, static_cast<const char*>(input) + token * bytes, bytes);
-    return true;
+  return LaunchNorm(communicator, shape,
+                    DescribePlain(shape, norm, options, communicator.generation()), norm,
+                    Rows(shape, input));
+}
+
+absl::Status AllReduce(comm::CpuCommunicator& communicator, const Shape& shape, const void* input,
+                       void* output, const LaunchOptions& options) {
+  STOKER_RETURN_IF_ERROR(ValidateAllReduce(communicator.plan(), shape, input, output));
+  const bool bf16 = shape.wire_type == comm::WireType::kBf16;
+  const auto consume = [&](int token, const float* sum) {
+    bf16 ? StoreSum<comm::Bf16>(shape, output, token, sum)
+         : StoreSum<comm::Fp16>(shape, output, token, sum);
   };
-  return Launch(communicator, shape, DescribePlain(shape, norm, options, communicator.generation()),
-                norm, produce);
+  return Launch(communicator, shape, DescribeAllReduce(shape, options, communicator.generation()),
+                Rows(shape, input), consume, {output});
 }
 
 }  // namespace stoker::moe

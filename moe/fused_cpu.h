@@ -22,4 +22,8 @@ absl::Status AllReduceRmsNorm(comm::CpuCommunicator& communicator, const Shape& 
                               const void* input, const NormArguments& norm,
                               const LaunchOptions& options);
 
+// output = the sum of all ranks' inputs ([tokens, H] of T), rounded once; it may be `input` itself.
+absl::Status AllReduce(comm::CpuCommunicator& communicator, const Shape& shape, const void* input,
+                       void* output, const LaunchOptions& options);
+
 }  // namespace stoker::moe

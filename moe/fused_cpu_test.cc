@@ -135,6 +135,15 @@ TEST(FusedCpu, PlainAllReducePassesEveryBitPatternAsNan) {
               DifferenceInBits(shape, expected.residual_out, out.residual) +
               DifferenceInBits(shape, expected.norm_out, out.norm);
           if (!difference.empty()) return absl::DataLossError(difference);
+          // The sum alone, beside the input and in its place.
+          Rows sum(input.size(), 0xABAB), in_place = mine;
+          STOKER_RETURN_IF_ERROR(AllReduce(communicator, shape, mine.data(), sum.data(), {}));
+          STOKER_RETURN_IF_ERROR(
+              AllReduce(communicator, shape, in_place.data(), in_place.data(), {}));
+          for (const Rows& actual : {sum, in_place}) {
+            const std::string wrong = DifferenceInBits(shape, expected.residual_out, actual);
+            if (!wrong.empty()) return absl::DataLossError(absl::StrCat("all-reduce: ", wrong));
+          }
         }
         return absl::OkStatus();
       });

@@ -1,134 +1,45 @@
 #include "moe/fused_cuda.h"
 
-#include <algorithm>
-#include <map>
-#include <tuple>
-
-#include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
-#include "base/cuda_status.h"
 #include "base/status.h"
-#include "moe/kernels.h"
+#include "moe/cuda_launch.h"
 #include "moe/make_params.h"
+#include "moe/nccl_path.h"
 #include "moe/validate.h"
 
 namespace stoker::moe {
 namespace {
 
-// How many clusters of this shape the whole device can hold at once. The answer never changes, and
-// asking takes microseconds, so it is kept.
-absl::StatusOr<int> ClustersOnDevice(const void* kernel, int device,
-                                     const cudaLaunchConfig_t& config, int cluster) {
-  static absl::Mutex mutex(absl::kConstInit);
-  static auto* known = new std::map<std::tuple<const void*, int, unsigned, int>, int>();
-  const auto key = std::make_tuple(kernel, device, config.blockDim.x, cluster);
-  absl::MutexLock lock(&mutex);
-  if (const auto found = known->find(key); found != known->end()) return found->second;
-  int clusters = 0;
-  if (cluster > 1) {
-    STOKER_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-  } else {
-    int sms = 0;
-    STOKER_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
-    STOKER_CUDA(
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&clusters, kernel, config.blockDim.x, 0));
-    clusters *= sms;
-  }
-  (*known)[key] = clusters;
-  return clusters;
-}
-
-comm::Placement PlacementOf(const comm::CudaCommunicator& communicator,
-                            const LaunchOptions& options) {
-  comm::Placement placement = communicator.placement();
-  placement.launches_in_flight = options.early_trigger ? 2 : 1;
-  return placement;
-}
-
-absl::Status Launch(comm::CudaCommunicator& communicator, const Shape& shape,
-                    const comm::LaunchDescriptor& descriptor, void* producer_params,
-                    const RmsNormParams& norm_params, const LaunchOptions& options,
-                    cudaStream_t stream) {
-  STOKER_RETURN_IF_ERROR(communicator.BeforeLaunch(stream));
-  comm::ExchangeParams params =
-      MakeExchangeParams(communicator.Params(), shape, descriptor, options);
-
-  comm::LaunchShape launch = ShapeOf(communicator, shape, options);
-  const void* kernel = options.kernel;
-  if (kernel == nullptr) {
-    kernel = FindKernel({descriptor.op, descriptor.protocol, descriptor.wire_type,
-                         communicator.plan().world, launch.vectors});
-  }
-  if (kernel == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("no kernel for world ", communicator.plan().world, ", ", launch.vectors,
-                     " vectors a thread and the ", comm::ProtocolName(descriptor.protocol),
-                     " exchange; two-shot needs more than two ranks"));
-  }
-
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(launch.ctas());
-  config.blockDim = dim3(launch.cta_threads());
-  config.stream = stream;
-  config.attrs = attributes;
-  const bool clusters = communicator.placement().cluster_max > 1;
-  if (clusters) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs].val.clusterDim = {static_cast<unsigned>(launch.cluster), 1, 1};
-    ++config.numAttrs;
-  }
-  int sms = 0;
-  STOKER_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, communicator.device()));
-  STOKER_ASSIGN_OR_RETURN(const int on_device,
-                          ClustersOnDevice(kernel, communicator.device(), config, launch.cluster));
-  const int in_flight = options.early_trigger ? 2 : 1;
-  const int room = on_device * communicator.placement().sms / sms / in_flight;
-  if (room < 1) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "a launch of shape ", launch.ToString(), " does not fit ", communicator.placement().sms,
-        " of ", sms, " SMs together with the group's other launches; raise the SM budget"));
-  }
-  launch.clusters = std::min(launch.clusters, room);
-  config.gridDim = dim3(launch.ctas());
-  if (options.programmatic_launch && clusters) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
-    ++config.numAttrs;
-  }
-  void* arguments[] = {&params, producer_params, const_cast<RmsNormParams*>(&norm_params)};
-  STOKER_CUDA(cudaLaunchKernelExC(&config, kernel, arguments));
-  return communicator.AfterLaunch(stream);
+// A whole call in one kernel, by the cheaper exchange.
+absl::Status LaunchCall(comm::CudaCommunicator& communicator, const Shape& shape,
+                        comm::LaunchDescriptor descriptor, const void* producer,
+                        const void* epilogue, const LaunchOptions& options, cudaStream_t stream) {
+  descriptor.protocol = ProtocolOf(communicator, shape, options);
+  return Launch(communicator,
+                {.shape = shape,
+                 .call_tokens = shape.tokens,
+                 .descriptor = descriptor,
+                 .op = descriptor.op,
+                 .exchange = descriptor.protocol,
+                 .producer = producer,
+                 .epilogue = epilogue},
+                options, stream);
 }
 
 }  // namespace
-
-comm::Protocol ProtocolOf(const comm::CudaCommunicator& communicator, const Shape& shape,
-                          const LaunchOptions& options) {
-  return options.protocol.value_or(comm::ChooseProtocol(
-      communicator.plan().world, shape.tokens, shape.hidden / comm::kPacketElements,
-      PlacementOf(communicator, options), communicator.wire()));
-}
-
-comm::LaunchShape ShapeOf(const comm::CudaCommunicator& communicator, const Shape& shape,
-                          const LaunchOptions& options) {
-  if (options.shape != nullptr) return *options.shape;
-  return comm::ChooseLaunchShape(ProtocolOf(communicator, shape, options), shape.tokens,
-                                 shape.hidden / comm::kPacketElements,
-                                 PlacementOf(communicator, options));
-}
 
 absl::Status MoeFinalizeAllReduceRmsNorm(comm::CudaCommunicator& communicator, const Shape& shape,
                                          const FinalizeArguments& finalize,
                                          const NormArguments& norm, const LaunchOptions& options,
                                          cudaStream_t stream) {
   STOKER_RETURN_IF_ERROR(ValidateFinalize(communicator.plan(), shape, finalize, norm));
-  comm::LaunchDescriptor descriptor =
+  const comm::LaunchDescriptor descriptor =
       DescribeFinalize(shape, finalize, norm, options, communicator.generation());
-  descriptor.protocol = ProtocolOf(communicator, shape, options);
-  FinalizeParams params = MakeFinalizeParams(shape, finalize);
-  return Launch(communicator, shape, descriptor, &params, MakeNormParams(shape, norm), options,
-                stream);
+  if (communicator.plan().GoesToNccl(shape.tokens)) {
+    return FinalizeThroughNccl(communicator, shape, descriptor, finalize, norm, stream);
+  }
+  const FinalizeParams params = MakeFinalizeParams(shape, finalize);
+  const RmsNormParams epilogue = MakeNormParams(shape, norm);
+  return LaunchCall(communicator, shape, descriptor, &params, &epilogue, options, stream);
 }
 
 absl::Status MoeReduceAllReduceRmsNorm(comm::CudaCommunicator& communicator, const Shape& shape,
@@ -136,24 +47,38 @@ absl::Status MoeReduceAllReduceRmsNorm(comm::CudaCommunicator& communicator, con
                                        const NormArguments& norm, const LaunchOptions& options,
                                        cudaStream_t stream) {
   STOKER_RETURN_IF_ERROR(ValidateReduction(communicator.plan(), shape, reduction, norm));
-  comm::LaunchDescriptor descriptor =
-      DescribeReduction(shape, norm, options, communicator.generation());
-  descriptor.protocol = ProtocolOf(communicator, shape, options);
-  ReductionParams params = MakeReductionParams(shape, reduction);
-  return Launch(communicator, shape, descriptor, &params, MakeNormParams(shape, norm), options,
-                stream);
+  const ReductionParams params = MakeReductionParams(shape, reduction);
+  const RmsNormParams epilogue = MakeNormParams(shape, norm);
+  return LaunchCall(communicator, shape,
+                    DescribeReduction(shape, norm, options, communicator.generation()), &params,
+                    &epilogue, options, stream);
 }
 
 absl::Status AllReduceRmsNorm(comm::CudaCommunicator& communicator, const Shape& shape,
                               const void* input, const NormArguments& norm,
                               const LaunchOptions& options, cudaStream_t stream) {
   STOKER_RETURN_IF_ERROR(ValidatePlain(communicator.plan(), shape, input, norm));
-  comm::LaunchDescriptor descriptor =
+  const comm::LaunchDescriptor descriptor =
       DescribePlain(shape, norm, options, communicator.generation());
-  descriptor.protocol = ProtocolOf(communicator, shape, options);
-  PlainParams params = MakePlainParams(shape, input);
-  return Launch(communicator, shape, descriptor, &params, MakeNormParams(shape, norm), options,
-                stream);
+  if (communicator.plan().GoesToNccl(shape.tokens)) {
+    return SumAndNormThroughNccl(communicator, shape, descriptor, input, norm, stream);
+  }
+  const PlainParams params = MakePlainParams(shape, input);
+  const RmsNormParams epilogue = MakeNormParams(shape, norm);
+  return LaunchCall(communicator, shape, descriptor, &params, &epilogue, options, stream);
+}
+
+absl::Status AllReduce(comm::CudaCommunicator& communicator, const Shape& shape, const void* input,
+                       void* output, const LaunchOptions& options, cudaStream_t stream) {
+  STOKER_RETURN_IF_ERROR(ValidateAllReduce(communicator.plan(), shape, input, output));
+  const comm::LaunchDescriptor descriptor =
+      DescribeAllReduce(shape, options, communicator.generation());
+  if (communicator.plan().GoesToNccl(shape.tokens)) {
+    return SumThroughNccl(communicator, shape, descriptor, input, output, stream);
+  }
+  const PlainParams params = MakePlainParams(shape, input);
+  const SumParams epilogue = MakeSumParams(shape, output);
+  return LaunchCall(communicator, shape, descriptor, &params, &epilogue, options, stream);
 }
 
 }  // namespace stoker::moe

@@ -36,6 +36,12 @@ struct PlainParams {
   int32_t packets;  // per row
 };
 
+struct SumParams {
+  comm::Packet* output;
+  int32_t tokens;
+  int32_t packets;  // per row
+};
+
 struct RmsNormParams {
   const comm::Packet* residual_in;  // null: there is none
   const void* gamma;

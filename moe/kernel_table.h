@@ -19,5 +19,7 @@ struct KernelRow {
 
 std::span<const KernelRow> FinalizeAndPlainKernels();
 std::span<const KernelRow> ReductionKernels();
+std::span<const KernelRow> AllReduceKernels();
+std::span<const KernelRow> NcclKernels();
 
 }  // namespace stoker::moe

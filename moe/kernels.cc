@@ -6,7 +6,8 @@ namespace stoker::moe {
 
 const void* FindKernel(const KernelKey& key) {
   const KernelRow* best = nullptr;
-  for (const auto rows : {FinalizeAndPlainKernels(), ReductionKernels()}) {
+  for (const auto rows :
+       {FinalizeAndPlainKernels(), ReductionKernels(), AllReduceKernels(), NcclKernels()}) {
     for (const KernelRow& row : rows) {
       if (row.op == key.op && row.protocol == key.protocol && row.wire_type == key.wire_type &&
           row.vectors == key.vectors && row.ranks >= key.ranks &&
@@ -19,7 +20,8 @@ const void* FindKernel(const KernelKey& key) {
 }
 
 int KernelCount() {
-  return static_cast<int>(FinalizeAndPlainKernels().size() + ReductionKernels().size());
+  return static_cast<int>(FinalizeAndPlainKernels().size() + ReductionKernels().size() +
+                          AllReduceKernels().size() + NcclKernels().size());
 }
 
 }  // namespace stoker::moe

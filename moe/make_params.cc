@@ -53,6 +53,14 @@ RmsNormParams MakeNormParams(const Shape& shape, const NormArguments& norm) {
   return params;
 }
 
+SumParams MakeSumParams(const Shape& shape, void* output) {
+  SumParams params{};
+  params.output = static_cast<comm::Packet*>(output);
+  params.tokens = shape.tokens;
+  params.packets = shape.hidden / comm::kPacketElements;
+  return params;
+}
+
 comm::ExchangeParams MakeExchangeParams(const comm::ExchangeParams& group, const Shape& shape,
                                         const comm::LaunchDescriptor& descriptor,
                                         const LaunchOptions& options) {

@@ -13,6 +13,7 @@ FinalizeParams MakeFinalizeParams(const Shape& shape, const FinalizeArguments& f
 ReductionParams MakeReductionParams(const Shape& shape, const ReductionArguments& reduction);
 PlainParams MakePlainParams(const Shape& shape, const void* input);
 RmsNormParams MakeNormParams(const Shape& shape, const NormArguments& norm);
+SumParams MakeSumParams(const Shape& shape, void* output);
 
 // `group` is the communicator's part (Params()).
 comm::ExchangeParams MakeExchangeParams(const comm::ExchangeParams& group, const Shape& shape,

@@ -11,7 +11,8 @@ import sys
 
 KERNEL = re.compile(r"Compiling entry function '(\S+)' for 'sm_90'(.*?)Used (\d+) registers", re.DOTALL)
 SPILLS = re.compile(r"(\d+) bytes spill stores")
-NAME = re.compile(r"(Finalize|Plain|Reduction)E\w*?(One|Two)ShotE\w*?(?:Bf16|Fp16)ELi(\d+)ELi(\d+)E")
+NAME = re.compile(r"(Finalize|Plain|Reduction|AllReduce)(?:E|KernelI)\w*?(OneShot|TwoShot|Nccl)E\w*?(?:Bf16|Fp16)E"
+                  r"Li(\d+)ELi(\d+)E")
 MOST_REGISTERS = 64
 # Eight rows are in flight, so nothing may be spilled.
 LOCAL = re.compile(r"LocalFinalizeKernel")
@@ -21,7 +22,7 @@ FEWEST_LOCAL_REGISTERS = 48
 
 def most_spills(producer, exchange, ranks, vectors):
     """Bytes stored. What is allowed is what there is today where nothing better was found."""
-    if ranks <= 4 and (vectors == 1 or (vectors == 2 and exchange == "One")):
+    if ranks <= 4 and (vectors == 1 or (vectors == 2 and exchange != "TwoShot")):
         # Of the reduction the last token of a cluster, stored before the grid dependency; its rows are all in flight.
         return 16 if producer == "Reduction" else 0
     if vectors == 4:  # only for rows that fit no other shape
@@ -39,7 +40,7 @@ def breaches(text):
             producer, exchange = match.group(1), match.group(2)
             ranks, vectors = int(match.group(3)), int(match.group(4))
             limit = most_spills(producer, exchange, ranks, vectors)
-            what = f"{producer}, {exchange.lower()}-shot, {ranks} ranks, {vectors} vectors"
+            what = f"{producer}, {exchange}, {ranks} ranks, {vectors} vectors"
         else:
             continue
         count += 1

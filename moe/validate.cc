@@ -32,17 +32,19 @@ absl::Status CheckRow(const Shape& shape) {
   return absl::OkStatus();
 }
 
-absl::Status CheckShape(const comm::GroupPlan& plan, const Shape& shape) {
+// `tokens_max` is the plan's capacity, or its tokens_max() where there is a way through NCCL.
+absl::Status CheckShape(const comm::GroupPlan& plan, const Shape& shape, int32_t tokens_max) {
   STOKER_RETURN_IF_ERROR(CheckRow(shape));
   if (shape.hidden > plan.hidden_max()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the hidden size is ", shape.hidden, "; the communicator was created for at most ",
         plan.hidden_max(), ": create it with a larger hidden_max"));
   }
-  if (shape.tokens < 0 || shape.tokens > plan.layout.capacity) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("there are ", shape.tokens, " tokens; the communicator was created for 0 to ",
-                     plan.layout.capacity, ": create it with a larger capacity"));
+  if (shape.tokens < 0 || shape.tokens > tokens_max) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "there are ", shape.tokens, " tokens; the communicator was created for 0 to ", tokens_max,
+        ": create it with a larger capacity",
+        plan.nccl_refusal.empty() ? "" : "; NCCL would take them, but ", plan.nccl_refusal));
   }
   return absl::OkStatus();
 }
@@ -59,6 +61,14 @@ absl::Status CheckNorm(const NormArguments& norm) {
     return Bad("the mode", static_cast<double>(norm.mode), "kRounded (0) or kFp32Residual (1)");
   }
   return CheckScalar("the type of gamma", norm.gamma_type);
+}
+
+absl::Status CheckMode(const comm::GroupPlan& plan, const Shape& shape, const NormArguments& norm) {
+  if (norm.mode == comm::Mode::kRounded || !plan.GoesToNccl(shape.tokens)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the FP32 residual mode with ", shape.tokens, " tokens: above ", plan.layout.capacity,
+      " tokens NCCL sums, which rounds; use the rounded mode or ",
+      "create the communicator with a larger capacity"));
 }
 
 bool Overlap(const Array& a, const Array& b) {
@@ -164,8 +174,9 @@ absl::Status CheckFinalize(const Shape& shape, const FinalizeArguments& finalize
 
 absl::Status ValidateFinalize(const comm::GroupPlan& plan, const Shape& shape,
                               const FinalizeArguments& finalize, const NormArguments& norm) {
-  STOKER_RETURN_IF_ERROR(CheckShape(plan, shape));
+  STOKER_RETURN_IF_ERROR(CheckShape(plan, shape, plan.tokens_max()));
   STOKER_RETURN_IF_ERROR(CheckNorm(norm));
+  STOKER_RETURN_IF_ERROR(CheckMode(plan, shape, norm));
   const FinalizeInputs inputs = InputsOf(shape, finalize);
   STOKER_RETURN_IF_ERROR(CheckFinalize(shape, finalize, inputs));
   return CheckArrays(shape, norm, inputs.arrays, /*plain=*/false);
@@ -195,7 +206,7 @@ absl::Status ValidateLocalFinalize(const Shape& shape, const FinalizeArguments& 
 
 absl::Status ValidateReduction(const comm::GroupPlan& plan, const Shape& shape,
                                const ReductionArguments& reduction, const NormArguments& norm) {
-  STOKER_RETURN_IF_ERROR(CheckShape(plan, shape));
+  STOKER_RETURN_IF_ERROR(CheckShape(plan, shape, plan.layout.capacity));
   STOKER_RETURN_IF_ERROR(CheckNorm(norm));
   if (reduction.experts < 0 || reduction.experts > kReductionExpertsMax) {
     return Bad("the number of experts", reduction.experts, "0 to 1024");
@@ -214,12 +225,27 @@ absl::Status ValidateReduction(const comm::GroupPlan& plan, const Shape& shape,
 
 absl::Status ValidatePlain(const comm::GroupPlan& plan, const Shape& shape, const void* input,
                            const NormArguments& norm) {
-  STOKER_RETURN_IF_ERROR(CheckShape(plan, shape));
+  STOKER_RETURN_IF_ERROR(CheckShape(plan, shape, plan.tokens_max()));
   STOKER_RETURN_IF_ERROR(CheckNorm(norm));
+  STOKER_RETURN_IF_ERROR(CheckMode(plan, shape, norm));
   const Array inputs[] = {{"input", input, Bytes(shape, ScalarType::kWire, shape.tokens)}};
   if (shape.tokens > 0) STOKER_RETURN_IF_ERROR(CheckPresent(inputs[0]));
   STOKER_RETURN_IF_ERROR(CheckAligned(inputs[0]));
   return CheckArrays(shape, norm, inputs, /*plain=*/true);
+}
+
+absl::Status ValidateAllReduce(const comm::GroupPlan& plan, const Shape& shape, const void* input,
+                               const void* output) {
+  STOKER_RETURN_IF_ERROR(CheckShape(plan, shape, plan.tokens_max()));
+  const int64_t bytes = Bytes(shape, ScalarType::kWire, shape.tokens);
+  const Array in{"input", input, bytes}, out{"output", output, bytes};
+  for (const Array& array : {in, out}) {
+    if (shape.tokens > 0) STOKER_RETURN_IF_ERROR(CheckPresent(array));
+    STOKER_RETURN_IF_ERROR(CheckAligned(array));
+  }
+  if (shape.tokens == 0 || input == output || !Overlap(in, out)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "output overlaps input; it may be exactly the input, or needs memory of its own");
 }
 
 }  // namespace stoker::moe

@@ -19,4 +19,8 @@ absl::Status ValidateReduction(const comm::GroupPlan& plan, const Shape& shape,
 absl::Status ValidatePlain(const comm::GroupPlan& plan, const Shape& shape, const void* input,
                            const NormArguments& norm);
 
+// `output` may be `input` itself.
+absl::Status ValidateAllReduce(const comm::GroupPlan& plan, const Shape& shape, const void* input,
+                               const void* output);
+
 }  // namespace stoker::moe

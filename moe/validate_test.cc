@@ -215,5 +215,42 @@ TEST(Validate, APlainInputMayBeNormOutExactlyAndNothingElse) {
   EXPECT_FALSE(ValidatePlain(call.plan, call.shape, nullptr, call.norm).ok());
 }
 
+TEST(Validate, AnAllReduceMayBeInPlaceExactlyAndNothingElse) {
+  Call call;
+  char* output = static_cast<char*>(call.norm.norm_out);
+  EXPECT_TRUE(ValidateAllReduce(call.plan, call.shape, call.input, output).ok());
+  EXPECT_TRUE(ValidateAllReduce(call.plan, call.shape, output, output).ok());
+  EXPECT_FALSE(ValidateAllReduce(call.plan, call.shape, Shift(output, 16), output).ok());
+  EXPECT_FALSE(ValidateAllReduce(call.plan, call.shape, nullptr, output).ok());
+  EXPECT_FALSE(ValidateAllReduce(call.plan, call.shape, call.input, nullptr).ok());
+  EXPECT_FALSE(ValidateAllReduce(call.plan, call.shape, Shift(call.input, 8), output).ok());
+  call.shape.tokens = 17;
+  EXPECT_FALSE(ValidateAllReduce(call.plan, call.shape, call.input, output).ok());
+}
+
+TEST(Validate, WithNcclThereMayBeMoreTokensThanTheCapacity) {
+  Call call;
+  call.plan.layout.capacity = 2;
+  const auto finalize = [&call] {
+    return ValidateFinalize(call.plan, call.shape, call.finalize, call.norm);
+  };
+  call.plan.nccl_refusal = "two ranks share a GPU";
+  EXPECT_EQ(finalize().message(),
+            "there are 4 tokens; the communicator was created for 0 to 2: create it with a larger "
+            "capacity; NCCL would take them, but two ranks share a GPU");
+  call.plan.nccl_refusal.clear();
+  call.plan.nccl_tokens_max = 4;
+  EXPECT_TRUE(finalize().ok()) << finalize();
+  EXPECT_TRUE(ValidatePlain(call.plan, call.shape, call.input, call.norm).ok());
+  EXPECT_TRUE(ValidateAllReduce(call.plan, call.shape, call.input, call.norm.norm_out).ok());
+  // A reduction has no way through NCCL.
+  EXPECT_FALSE(ValidateReduction(call.plan, call.shape, {}, call.norm).ok());
+  call.norm.mode = comm::Mode::kFp32Residual;
+  EXPECT_NE(finalize().message().find("above 2 tokens NCCL sums, which rounds"), std::string::npos)
+      << finalize();
+  call.plan.layout.capacity = 4;
+  EXPECT_TRUE(finalize().ok()) << finalize();
+}
+
 }  // namespace
 }  // namespace stoker::moe

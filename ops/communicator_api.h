@@ -29,6 +29,9 @@ struct StokerGroup {
   int32_t hidden_max;
   int32_t device;  // CUDA ordinal; ignored on the CPU
   int32_t sm_budget;
+  // GroupOptions of comm/group.h; ignored on the CPU.
+  int32_t nccl_tokens_max;
+  int32_t nccl_optional;
   int64_t setup_timeout_ms;
   int64_t timeout_ms;  // 0: the default
   StokerGather gather;

@@ -124,6 +124,10 @@ absl::StatusOr<int64_t> CreateMember(const StokerGroup& group) {
   options.name = group.name;
   options.capacity = group.capacity;
   options.hidden_max = group.hidden_max;
+  if (group.device >= 0) {
+    options.nccl_tokens_max = group.nccl_tokens_max;
+    options.nccl_optional = group.nccl_optional != 0;
+  }
   options.setup_timeout = absl::Milliseconds(group.setup_timeout_ms);
   options.timeout = options.startup_timeout = absl::Milliseconds(group.timeout_ms);
   auto member = std::make_shared<Member<typename Kind::Communicator>>();

@@ -43,6 +43,13 @@ struct CpuDevice {
     return moe::AllReduceRmsNorm(*(*member)->communicator, call.shape, call.input, call.norm,
                                  options);
   }
+  static absl::Status AllReduce(int64_t handle, const AllReduceCall& call,
+                                const moe::LaunchOptions& options) {
+    auto member = Registry<Communicator>::Get().Find(handle);
+    if (!member.ok()) return member.status();
+    absl::MutexLock lock(&(*member)->launching);
+    return moe::AllReduce(*(*member)->communicator, call.shape, call.input, call.output, options);
+  }
   static absl::Status LocalFinalize(const LocalFinalizeCall& call) {
     return moe::MoeFinalizeOnCpu(call.shape, call.finalize, call.output);
   }

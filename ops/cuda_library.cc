@@ -58,6 +58,12 @@ struct CudaDevice {
                                    stream);
     });
   }
+  static absl::Status AllReduce(int64_t handle, const AllReduceCall& call,
+                                const moe::LaunchOptions& options) {
+    return OnCurrentStream(handle, [&](Communicator& communicator, cudaStream_t stream) {
+      return moe::AllReduce(communicator, call.shape, call.input, call.output, options, stream);
+    });
+  }
   static absl::Status LocalFinalize(const LocalFinalizeCall& call) {
     const torch::stable::accelerator::DeviceGuard guard(call.device);
     void* stream = nullptr;

@@ -7,6 +7,8 @@
 //                                                 const moe::LaunchOptions&);
 //                   static absl::Status Plain(int64_t communicator, const PlainCall&,
 //                                             const moe::LaunchOptions&);
+//                   static absl::Status AllReduce(int64_t communicator, const AllReduceCall&,
+//                                                 const moe::LaunchOptions&);
 //                   static absl::Status LocalFinalize(const LocalFinalizeCall&); };
 #pragma once
 
@@ -117,9 +119,23 @@ Tensor LocalFinalizeNew(Tensor rows, Tensor indices, std::optional<Tensor> weigh
   return out;
 }
 
+template <class Device>
+void AllReduceOut(Tensor input, int64_t communicator, int64_t site, bool programmatic_launch,
+                  Tensor out) {
+  ThrowIfError(Device::AllReduce(communicator, MakeAllReduceCall(input, out),
+                                 MakeOptions(site, programmatic_launch)));
+}
+
+template <class Device>
+Tensor AllReduceNew(Tensor input, int64_t communicator, int64_t site, bool programmatic_launch) {
+  const Tensor out = NewRows(input, input.dim() == 2 ? input.size(0) : 0);
+  AllReduceOut<Device>(input, communicator, site, programmatic_launch, out);
+  return out;
+}
+
 }  // namespace stoker::ops
 
-// Registers the eight ops for torch dispatch key `key` with the bodies for `Device`.
+// Registers the ten ops for torch dispatch key `key` with the bodies for `Device`.
 #define STOKER_REGISTER_FUSED_OPS(key, Device)                                                    \
   STABLE_TORCH_LIBRARY_IMPL(stoker, key, m) {                                                     \
     m.impl("moe_finalize_allreduce_rmsnorm", TORCH_BOX(&::stoker::ops::FinalizeNew<Device>));     \
@@ -128,6 +144,8 @@ Tensor LocalFinalizeNew(Tensor rows, Tensor indices, std::optional<Tensor> weigh
     m.impl("allreduce_rmsnorm.out", TORCH_BOX(&::stoker::ops::PlainOut<Device>));                 \
     m.impl("moe_reduce_allreduce_rmsnorm", TORCH_BOX(&::stoker::ops::ReductionNew<Device>));      \
     m.impl("moe_reduce_allreduce_rmsnorm.out", TORCH_BOX(&::stoker::ops::ReductionOut<Device>));  \
+    m.impl("all_reduce", TORCH_BOX(&::stoker::ops::AllReduceNew<Device>));                        \
+    m.impl("all_reduce.out", TORCH_BOX(&::stoker::ops::AllReduceOut<Device>));                    \
     m.impl("moe_finalize", TORCH_BOX(&::stoker::ops::LocalFinalizeNew<Device>));                  \
     m.impl("moe_finalize.out", TORCH_BOX(&::stoker::ops::LocalFinalizeOut<Device>));              \
   }

@@ -221,6 +221,15 @@ PlainCall MakePlainCall(const Tensor& input, const NormInputs& norm, const Tenso
   return call;
 }
 
+AllReduceCall MakeAllReduceCall(const Tensor& input, const Tensor& out) {
+  AllReduceCall call;
+  CheckMatrix("input", input);
+  call.shape = MakeShape("input", input, input.size(0), input.size(1));
+  call.input = input.const_data_ptr();
+  call.output = const_cast<void*>(Rows("out", out, input, call.shape));
+  return call;
+}
+
 void CheckOffloadArguments(const Tensor& hidden, const Tensor& topk_ids,
                            const Tensor& topk_weights) {
   if (hidden.dim() != 2) {

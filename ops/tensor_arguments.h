@@ -44,6 +44,12 @@ struct PlainCall {
   moe::NormArguments norm;
 };
 
+struct AllReduceCall {
+  moe::Shape shape;
+  const void* input = nullptr;
+  void* output = nullptr;
+};
+
 // Finalize alone: no group and no norm.
 struct LocalFinalizeCall {
   moe::Shape shape;
@@ -70,6 +76,8 @@ ReductionCall MakeReductionCall(const Tensor& rows, const Tensor& scales,
                                 const Tensor& residual_out, const Tensor& norm_out);
 PlainCall MakePlainCall(const Tensor& input, const NormInputs& norm, const Tensor& residual_out,
                         const Tensor& norm_out);
+// `out` may be `input` itself.
+AllReduceCall MakeAllReduceCall(const Tensor& input, const Tensor& out);
 moe::LaunchOptions MakeOptions(int64_t site, bool programmatic_launch);
 
 // Checks the shapes, types and layout of offload_experts' tensors.

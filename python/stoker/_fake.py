@@ -19,6 +19,10 @@ def _plain(input, gamma, communicator, *, residual=None, eps=1e-6, weight_bias=0
     return torch.empty_like(input), torch.empty_like(input)
 
 
+def _all_reduce(input, communicator, *, site=0, programmatic_launch=False):
+    return torch.empty_like(input)
+
+
 def _local_finalize(rows, indices, weights, *, shared=None, cold=None, routed_scaling_factor=1.0,
                     programmatic_launch=False):
     return rows.new_empty((indices.shape[0], rows.shape[1]))
@@ -39,6 +43,8 @@ def register_fake_kernels() -> None:
     torch.library.register_fake("stoker::moe_reduce_allreduce_rmsnorm.out", _nothing)
     torch.library.register_fake("stoker::allreduce_rmsnorm", _plain)
     torch.library.register_fake("stoker::allreduce_rmsnorm.out", _nothing)
+    torch.library.register_fake("stoker::all_reduce", _all_reduce)
+    torch.library.register_fake("stoker::all_reduce.out", _nothing)
     torch.library.register_fake("stoker::moe_finalize", _local_finalize)
     torch.library.register_fake("stoker::moe_finalize.out", _nothing)
     torch.library.register_fake("stoker::offload_experts", _offload)

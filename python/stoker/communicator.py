@@ -9,6 +9,7 @@ import torch.distributed as dist
 from stoker import _library, group_facts
 
 _MESSAGE_BYTES = 4096
+_NCCL_MAX_TOKENS = 2048
 
 _Gather = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_char),
                            ctypes.c_int64, ctypes.POINTER(ctypes.c_char), ctypes.c_int64,
@@ -34,7 +35,9 @@ class UnsupportedGroupError(StokerError):
 class _Group(ctypes.Structure):  # StokerGroup of ops/communicator_api.h
     _fields_ = [("name", ctypes.c_char_p), ("rank", ctypes.c_int32), ("world", ctypes.c_int32),
                 ("capacity", ctypes.c_int32), ("hidden_max", ctypes.c_int32), ("device", ctypes.c_int32),
-                ("sm_budget", ctypes.c_int32), ("setup_timeout_ms", ctypes.c_int64), ("timeout_ms", ctypes.c_int64),
+                ("sm_budget", ctypes.c_int32),
+                ("nccl_tokens_max", ctypes.c_int32), ("nccl_optional", ctypes.c_int32),
+                ("setup_timeout_ms", ctypes.c_int64), ("timeout_ms", ctypes.c_int64),
                 ("gather", _Gather), ("user", ctypes.c_void_p)]
 
 
@@ -108,13 +111,16 @@ class Communicator:
 
     @classmethod
     def from_process_group(cls, group=None, *, device="cuda", max_tokens=128, hidden_max=7168, name="stoker",
-                           timeout=None, setup_timeout=60.0, sm_budget=0):
+                           timeout=None, setup_timeout=60.0, sm_budget=0, nccl_max_tokens=None):
         """Collective over `group` (None: the default group, or a group of one where none is initialised).
 
         device: "cpu" or a CUDA device of this rank. max_tokens, hidden_max: the largest launch; the workspace has
         2 * world * max_tokens * hidden_max * 2 bytes. timeout: seconds a launch may wait (None: 600 for the first 100
         launches, then 20, or STOKER_TIMEOUT_MS). setup_timeout: seconds for each step of the set-up. sm_budget: SMs a
-        launch may use (0: all, shared among the group's ranks on the device).
+        launch may use (0: all, shared among the group's ranks on the device). nccl_max_tokens: calls of more tokens
+        than max_tokens, up to this many, go through the NCCL of the process, with memory of its own; NCCL sums in
+        another order and rounds on the way. None: 2048 where NCCL is there, max_tokens is below, and no two of several
+        ranks share a GPU; a number: StokerError where NCCL cannot be had; 0: no NCCL. Without it such calls are errors.
         The workspace is made here, by cudaMalloc, and never grows: a captured graph keeps its addresses. Each call
         makes one of its own, so two engines in one process share nothing.
         Raises StokerError naming what is wrong or who is missing; UnsupportedGroupError on all ranks where the group is
@@ -142,6 +148,8 @@ class Communicator:
         options = _Group(name=name.encode(), rank=0 if group is None else dist.get_rank(group),
                          world=1 if group is None else dist.get_world_size(group), capacity=max_tokens,
                          hidden_max=hidden_max, device=ordinal, sm_budget=sm_budget,
+                         nccl_tokens_max=_NCCL_MAX_TOKENS if nccl_max_tokens is None else nccl_max_tokens,
+                         nccl_optional=nccl_max_tokens is None,
                          setup_timeout_ms=int(setup_timeout * 1000),
                          timeout_ms=0 if timeout is None else max(1, int(timeout * 1000)), gather=gather, user=None)
         handle = ctypes.c_int64(0)

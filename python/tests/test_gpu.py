@@ -100,6 +100,48 @@ def test_reduction_eager_and_captured():
         assert communicator.health() is None
 
 
+def check_all_reduce(communicator, rank, world):
+    """Eager, in place, and in a graph with changed inputs."""
+    def everyone(seed):
+        return [reference.make_inputs(7, 2880, 8, r, seed=seed)["shared"] for r in range(world)]
+
+    def wanted(seed):
+        return sum(one.float() for one in everyone(seed)).to(torch.bfloat16)
+
+    buffer = everyone(0)[rank].cuda()
+    total = torch.ops.stoker.all_reduce(buffer, communicator.handle)
+    assert torch.equal(total.cpu(), wanted(0))
+    torch.ops.stoker.all_reduce.out(buffer, communicator.handle, out=buffer)
+    assert torch.equal(buffer.cpu(), wanted(0))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        total = torch.ops.stoker.all_reduce(buffer, communicator.handle, site=1, programmatic_launch=True)
+    for seed in range(1, 4):
+        buffer.copy_(everyone(seed)[rank])
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(total.cpu(), wanted(seed))
+
+
+def test_all_reduce_of_one_rank():
+    with stoker.Communicator.from_process_group(device="cuda", max_tokens=16, hidden_max=2880, name="gpu-sum",
+                                                timeout=10) as communicator:
+        check_all_reduce(communicator, 0, 1)
+        x = torch.zeros(17, 2880, dtype=torch.bfloat16, device="cuda")
+        with pytest.raises(RuntimeError, match="NCCL would take them, but a group of one rank"):
+            torch.ops.stoker.all_reduce(x, communicator.handle)
+
+
+def test_calls_beyond_the_capacity_go_through_nccl_where_it_is_asked_for():
+    everyone = [[reference.make_inputs(100, 2880, 8, 0, seed=seed)] for seed in range(3)]
+    with stoker.Communicator.from_process_group(device="cuda", max_tokens=16, hidden_max=2880, name="gpu-nccl",
+                                                timeout=10, nccl_max_tokens=128) as communicator:
+        assert "NCCL up to 128 tokens" in repr(communicator)
+        check(finalize(communicator, on_gpu(everyone[0][0])), everyone[0])
+        capture_and_replay(communicator, everyone, 0)
+        assert communicator.health() is None
+
+
 def test_finalize_alone_eager_and_captured():
     inputs = worlds_inputs(1)
     buffers = on_gpu(inputs[0][0])
@@ -131,6 +173,7 @@ def test_opcheck_on_cuda():
                                communicator.handle), dict(shared=inputs["shared"], residual=inputs["residual"]))
         torch.library.opcheck(torch.ops.stoker.allreduce_rmsnorm.default,
                               (inputs["shared"], inputs["gamma"], communicator.handle))
+        torch.library.opcheck(torch.ops.stoker.all_reduce.default, (inputs["shared"], communicator.handle))
         torch.library.opcheck(torch.ops.stoker.moe_finalize.default,
                               (inputs["rows"], inputs["indices"], inputs["weights"]), dict(shared=inputs["shared"]))
 
@@ -153,6 +196,7 @@ def _rank(rank, world, store, results):
             inputs = worlds_inputs(world)
             check(finalize(communicator, on_gpu(inputs[0][rank])), inputs[0])
             capture_and_replay(communicator, inputs, rank)
+            check_all_reduce(communicator, rank, world)
             assert communicator.health() is None
         results.put((rank, "right"))
     except Exception as error:  # reported to the parent, which fails the test

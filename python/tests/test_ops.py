@@ -123,8 +123,22 @@ def test_finalize_alone_names_bad_inputs():
         torch.ops.stoker.moe_finalize(rows, torch.full_like(indices, 10_000), weights)
 
 
+def test_all_reduce_of_one_rank_is_its_input_beside_it_and_in_its_place(communicator):
+    x = reference.make_inputs(9, 264, 4, rank=0)["shared"]
+    assert torch.equal(torch.ops.stoker.all_reduce(x, communicator.handle), x)
+    in_place = x.clone()
+    torch.ops.stoker.all_reduce.out(in_place, communicator.handle, out=in_place)
+    assert torch.equal(in_place, x)
+    with pytest.raises(RuntimeError, match="output overlaps input"):
+        buffer = torch.zeros(10, 264, dtype=torch.bfloat16)
+        torch.ops.stoker.all_reduce.out(buffer[:9], communicator.handle, out=buffer[1:])
+
+
 def test_opcheck(communicator):
     inputs = reference.make_inputs(3, 64, 4, rank=0)
+    torch.library.opcheck(torch.ops.stoker.all_reduce.default, (inputs["shared"], communicator.handle))
+    torch.library.opcheck(torch.ops.stoker.all_reduce.out, (inputs["shared"], communicator.handle),
+                          dict(out=torch.empty_like(inputs["shared"])))
     positional = (inputs["rows"], inputs["indices"], inputs["weights"], inputs["gamma"], communicator.handle)
     keywords = dict(shared=inputs["shared"], residual=inputs["residual"])
     torch.library.opcheck(torch.ops.stoker.moe_finalize_allreduce_rmsnorm.default, positional, keywords)

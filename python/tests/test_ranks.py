@@ -23,6 +23,9 @@ def _parity(rank, world):
             wanted_residual, wanted_norm = reference.expected(everyone, 2.5, 1e-5)
             assert reference.agree(residual, wanted_residual), f"residual of launch {launch}"
             assert reference.agree(norm, wanted_norm, fraction=0.05), f"norm of launch {launch}"
+            total = torch.ops.stoker.all_reduce(mine["shared"], communicator.handle, site=launch)
+            wanted = sum(one["shared"].float() for one in everyone).to(total.dtype)  # rank by rank, one rounding
+            assert torch.equal(total, wanted), f"sum of launch {launch}"
             outputs.append((residual.view(torch.int16).sum().item(), norm.view(torch.int16).sum().item()))
         return outputs
 

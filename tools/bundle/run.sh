@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the GPU tests of the bundle that this script lies in, and writes logs into FOLDER.
-#   ./run.sh FOLDER [gpu] [processes] [mps] [python] [layers] [flashinfer] [sanitizer] [demo]   (default: all)
+#   ./run.sh FOLDER [gpu] [processes] [nccl] [mps] [python] [layers] [flashinfer] [sanitizer] [demo]   (default: all)
 # Needs a driver for CUDA 13; `python` needs a python3 with torch 2.10 or newer for CUDA 13 and pytest;
 # `layers` and `flashinfer` need those too, `layers` Triton; `mps`, these two and `sanitizer` need
 # nvidia-cuda-mps-control and compute-sanitizer, and say so where they lack.
@@ -49,13 +49,17 @@ with_package() { # command...
   LD_LIBRARY_PATH="$here/ops${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" PYTHONDONTWRITEBYTECODE=1 "$@"
 }
 
-for what in "${@:-gpu processes mps python layers flashinfer sanitizer demo}"; do for part in $what; do
+for what in "${@:-gpu processes nccl mps python layers flashinfer sanitizer demo}"; do for part in $what; do
   case $part in
     gpu)
       step gpu_tests 300 "$here/bin/gpu_tests"
       step fused_cuda_test 120 "$here/bin/fused_cuda_test"
       step bench 60 "$here/bin/stoker" bench finalize --world=2 --hidden=2048 --tokens=1,64 ;;
     processes) step gpu_process_tests 300 "$here/bin/gpu_process_tests" ;;
+    # NCCL from where torch has it, else from the system.
+    nccl)
+      torchs=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0] + "/lib")' 2> /dev/null)
+      LD_LIBRARY_PATH="$torchs:${LD_LIBRARY_PATH:-}" step nccl_tests 120 "$here/bin/nccl_tests" ;;
     mps)
       mps_start "mps" || continue
       step gpu_process_tests_mps 300 "$here/bin/gpu_process_tests"

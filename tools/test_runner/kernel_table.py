@@ -11,7 +11,7 @@ import pathlib
 import re
 
 # The source files of the table (moe/kernels.inc).
-PARTS = ("kernels", "reduction_kernels")
+PARTS = ("all_reduce_kernels", "kernels", "nccl_kernels", "reduction_kernels")
 # As tools/bazel/cuda.bzl announces their objects.
 OBJECT_ACTIONS = [f"Compiling moe/_objs/kernel_objects/{part}.cu.o with nvcc" for part in PARTS]
 # What Bazel names the span in which it runs an action's own process.

@@ -66,7 +66,8 @@ def _communicator(group, capacity, hidden):
     device = "cpu" if current_platform.is_cpu() else group.device
     try:
         communicator = stoker.Communicator.from_process_group(
-            group.cpu_group, device=device, max_tokens=capacity, hidden_max=hidden, name=f"vllm{_engines}")
+            group.cpu_group, device=device, max_tokens=capacity, hidden_max=hidden, name=f"vllm{_engines}",
+            nccl_max_tokens=0)  # larger calls are vLLM's own
     except stoker.StokerError as caught:
         error = str(caught)
     made = torch.tensor(0 if communicator is None else 1)

@@ -147,7 +147,7 @@ std::vector<Contender> OwnContenders(const ContenderOptions& options, const moe:
     early.early_trigger = true;
     contenders.push_back(maker.Fused("stoker, early trigger", early));
   }
-  if (world.world() > 2) {
+  if (world.world() > 1) {
     moe::LaunchOptions other = launch;
     other.protocol =
         protocol == comm::Protocol::kOneShot ? comm::Protocol::kTwoShot : comm::Protocol::kOneShot;

@@ -274,18 +274,43 @@ std::string Pr6631Finalize::Shape::ToString() const {
   return absl::StrFormat("%d x (%d x %d) x 1", clusters, cluster, threads);
 }
 
+// Clusters of this shape that the device holds at once; 0 where it holds none.
+int Pr6631Finalize::ClustersAtOnce(int cluster, int threads) const {
+  const void* kernel = KernelFor<comm::Bf16>(world_);
+  int clusters = 0;
+  cudaError_t error = cudaSuccess;
+  if (cluster == 1) {
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&clusters, kernel, threads, 0);
+    clusters *= sms_;
+  } else {
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(cluster);
+    config.blockDim = dim3(threads);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  }
+  return error == cudaSuccess ? clusters : 0;
+}
+
 std::vector<Pr6631Finalize::Shape> Pr6631Finalize::Shapes() const {
   constexpr int kClusterMax = 8;
+  constexpr int kThreadsMin = 128;
   constexpr int kThreadsPerSm = 1024;  // at the 64 registers of its launch bounds
   const int share = sms_ / world_;
   const int warps = shape_.hidden / comm::kPacketElements / 32;
   std::vector<Shape> shapes;
   for (int cluster = std::min(kClusterMax, warps); cluster >= 1; --cluster) {
-    if (warps % cluster != 0 || cluster > share) continue;
     const int threads = 32 * warps / cluster;
-    if (threads > kThreadsPerSm) continue;
-    const int per_sm = kThreadsPerSm / threads;
-    shapes.push_back({cluster, threads, std::clamp(share * per_sm / cluster, 1, shape_.tokens)});
+    if (warps % cluster != 0 || cluster > share || threads > kThreadsPerSm) continue;
+    if (threads < kThreadsMin && cluster > 1) continue;
+    // Both: what fits the share's SMs one by one may not fit as clusters.
+    const int room = std::min(share * (kThreadsPerSm / threads) / cluster,
+                              ClustersAtOnce(cluster, threads) / world_);
+    if (room > 0) shapes.push_back({cluster, threads, std::min(room, shape_.tokens)});
   }
   std::stable_sort(shapes.begin(), shapes.end(),
                    [](const Shape& a, const Shape& b) { return a.clusters > b.clusters; });

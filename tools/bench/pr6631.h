@@ -40,6 +40,8 @@ class Pr6631Finalize {
 
  private:
   Pr6631Finalize() = default;
+  int ClustersAtOnce(int cluster, int threads) const;
+
   int world_ = 0;
   int sms_ = 0;  // of the device
   moe::Shape shape_;

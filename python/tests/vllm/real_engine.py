@@ -156,10 +156,10 @@ def other_argmax(stock, fused, exact, head):
 def test_how_far_each_layer_is_from_an_fp32_run(model, installed, cuda_norm, tmp_path):
     """Teacher-forced: the prompts with stock's own 64 tokens, each sequence in one step of the fused size.
 
-    Not within 5% of stock here: vLLM's CPU norm is of the FP32 sum of input and residual, while the op's, as that of
-    vLLM's CUDA kernel, is of the rounded stream; and rows are bfloat16, which vLLM's CPU experts sum in FP32. Both move
-    a few tokens to another expert, and those dominate the mean. So bounds on mean, median and argmax are held, against
-    stock and against stock with its CUDA kernel's roundings in the norm.
+    Further than stock here: vLLM's CPU norm is of the FP32 sum of input and residual, while the op's, as that of vLLM's
+    CUDA kernel, is of the rounded stream. That moves a few tokens to another expert, and those dominate the mean. So
+    stock with its CUDA kernel's roundings in the norm is what 5% is held against. Rows are bfloat16, as on a GPU, while
+    vLLM's CPU experts sum them in FP32: a few tokens near a tie may fall to the other side.
     """
     import transformers
 
@@ -188,6 +188,9 @@ def test_how_far_each_layer_is_from_an_fp32_run(model, installed, cuda_norm, tmp
               f" tokens {sure} have a margin above the base's own error, {other} of these have another argmax")
     assert 0 < distances["stock"][0].max() < 0.1
     assert all(mean <= 1.6 and median <= 1.15 and other < 0.05 for mean, median, other in ratios.values()), ratios
+    for name, allowed in (("sums", 0), ("rows", 0.01)):
+        mean, median, other = ratios[name, "cuda"]
+        assert mean <= 1.05 and median <= 1.05 and other <= allowed, ratios
 
 
 def test_off_and_not_installed_give_the_same_tokens(model, installed):

@@ -36,7 +36,7 @@ def prepare(vllm_config, eager=False) -> Engagement:
     group = get_tp_group()
     facts = _facts(vllm_config, group)
     if eager:
-        facts = dataclasses.replace(facts, compilation="none", graph_pass_taken=False)
+        facts = dataclasses.replace(facts, compilation="none", graph_pass_taken=False, opaque_config=False)
     compiled = facts.compilation == "vllm"
     reason = gate.reason_off(mode, facts) or register_runner()
     if reason is None and compiled and fuse_pass.in_use():

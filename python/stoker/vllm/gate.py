@@ -30,6 +30,7 @@ class Facts:
     sleep_mode: bool = False
     compilation: str = "none"  # "none", "vllm" (VLLM_COMPILE with Inductor: the graph pass), or another
     graph_pass_taken: bool = False  # the user has set a post-grad pass, and there is room for one
+    opaque_config: bool = False  # no place in vLLM's configuration hash for the graph pass's identity
     context_parallel: int = 1
     expert_balancing: bool = False
     dtype: str = "bfloat16"
@@ -75,6 +76,8 @@ def reason_off(mode, facts):
         (facts.compilation not in ("none", "vllm"),
          f"the model is compiled with {facts.compilation}; supported: vLLM's own compilation, or --enforce-eager"),
         (facts.graph_pass_taken, "another post_grad_custom_post_pass is set, and vLLM takes one"),
+        (facts.opaque_config, "additional_config is an object of another plug-in's, and a compiled graph's cache key"
+                              " needs a place there"),
         (facts.dtype not in ("bfloat16", "float16"), f"dtype {facts.dtype}; supported: bfloat16, float16"),
         (facts.device != "cpu" and facts.device not in ARCHITECTURES,
          f"GPU {facts.device}; supported: {', '.join(ARCHITECTURES)}"),
@@ -103,6 +106,7 @@ def facts_of(vllm_config, world, hosts=1, device="cpu", peer_access=True):
         compilation=_compilation(compilation),
         graph_pass_taken=_compilation(compilation) == "vllm"
         and "post_grad_custom_post_pass" in compilation.inductor_compile_config,
+        opaque_config=_compilation(compilation) == "vllm" and not isinstance(vllm_config.additional_config, dict),
         context_parallel=max(getattr(parallel, "prefill_context_parallel_size", 1),
                              getattr(parallel, "decode_context_parallel_size", 1)),
         expert_balancing=bool(getattr(parallel, "enable_eplb", False)),

@@ -30,6 +30,7 @@ REASONS = {
     "sleep mode": dict(sleep_mode=True),
     "compiled with STOCK_TORCH_COMPILE": dict(compilation="STOCK_TORCH_COMPILE"),
     "another post_grad_custom_post_pass": dict(graph_pass_taken=True),
+    "additional_config is an object": dict(opaque_config=True),
     "dtype float32": dict(dtype="float32"),
     "GPU sm_75": dict(device="sm_75"),
     "no peer access": dict(device="sm_90", peer_access=False),
@@ -93,7 +94,7 @@ def config(**changes):
                     decode_context_parallel_size=1, enable_eplb=False)
     model = dict(dtype="torch.bfloat16", enable_sleep_mode=False)
     compilation = dict(mode=0, backend="", inductor_compile_config={})
-    top = dict(lora_config=None, speculative_config=None)
+    top = dict(lora_config=None, speculative_config=None, additional_config={})
     for name, value in changes.items():
         next(part for part in (parallel, model, compilation, top) if name in part)[name] = value
     return types.SimpleNamespace(parallel_config=types.SimpleNamespace(**parallel),
@@ -128,8 +129,13 @@ def test_vllms_own_compilation_is_allowed_with_inductor_and_room_for_the_pass(ba
     facts = gate.facts_of(config(mode=3, backend=backend, inductor_compile_config=taken), world=2)
     got = gate.reason_off("on", facts)
     assert got is None if reason is None else reason in got
-    eager = gate.facts_of(config(inductor_compile_config=taken), world=2)
+    eager = gate.facts_of(config(inductor_compile_config=taken, additional_config=object()), world=2)
     assert gate.reason_off("on", eager) is None  # the pass is needed for compiled models alone
+
+
+def test_a_configuration_with_no_place_for_the_passs_identity_is_refused():
+    facts = gate.facts_of(config(mode=3, additional_config=object()), world=2)
+    assert "additional_config" in gate.reason_off("on", facts)
 
 
 STAND_IN = """

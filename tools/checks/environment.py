@@ -22,7 +22,8 @@ WHERE_READ = "base/environment_variables.cc"
 
 
 def is_test(path):
-    return path.parts[0] == "testing" or "tests" in path.parts or re.search(r"(_test|^test_.*)$", path.stem) is not None
+    of_folder = path.parts[0] == "testing" or "tests" in path.parts
+    return of_folder or re.search(r"(_test|_fake|^test_.*)$", path.stem) is not None
 
 
 def rows_of_cpp(text):

@@ -116,7 +116,7 @@ Protocol ChooseProtocol(int world, int tokens, int packets, const Placement& pla
   return us_saved > wire.hop_us || !at_once ? Protocol::kTwoShot : Protocol::kOneShot;
 }
 
-LaunchShape ChooseLaunchShape(Protocol protocol, int tokens, int packets,
+LaunchShape ChooseLaunchShape(Protocol protocol, int world, int tokens, int packets,
                               const Placement& placement) {
   if (tokens == 0) return LaunchShape{};
   const int warps = DivideUp(packets, 32);
@@ -124,9 +124,11 @@ LaunchShape ChooseLaunchShape(Protocol protocol, int tokens, int packets,
     if (const auto shape = Spread(tokens, warps, placement)) return *shape;
   }
   if (const auto shape = SmallCtas(tokens, warps, placement)) return *shape;
-  if (protocol == Protocol::kTwoShot) return HalfRows(tokens, warps, placement);
-  const LaunchShape shape = WholeRows(tokens, warps, placement);
-  if (shape.clusters >= tokens) return shape;
+  const LaunchShape halves = HalfRows(tokens, warps, placement);
+  if (protocol == Protocol::kTwoShot) return halves;
+  if (world <= 2 && halves.clusters >= tokens) return halves;
+  const LaunchShape whole = WholeRows(tokens, warps, placement);
+  if (whole.clusters >= tokens) return whole;
   return FewCtas(tokens, warps, 1, kVectorsUsual, placement);
 }
 

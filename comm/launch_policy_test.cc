@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 namespace stoker::comm {
 namespace {
 
@@ -11,11 +13,11 @@ constexpr Placement kEighthOfH200{.sms = 16};
 constexpr Placement kH200{.sms = 132};
 
 LaunchShape OneShotShape(int tokens, int packets, const Placement& placement) {
-  return ChooseLaunchShape(Protocol::kOneShot, tokens, packets, placement);
+  return ChooseLaunchShape(Protocol::kOneShot, 4, tokens, packets, placement);
 }
 
 LaunchShape TwoShotShape(int tokens, int packets, const Placement& placement) {
-  return ChooseLaunchShape(Protocol::kTwoShot, tokens, packets, placement);
+  return ChooseLaunchShape(Protocol::kTwoShot, 4, tokens, packets, placement);
 }
 
 TEST(LaunchPolicy, FewTokensSpreadOverTheSms) {
@@ -46,6 +48,14 @@ TEST(LaunchPolicy, ManyTokensOneShotTakeOneCtaEachThenTwoVectorsAThread) {
   EXPECT_EQ(OneShotShape(64, 896, kQuarterOfH200),
             (LaunchShape{.cluster = 1, .threads = 448, .vectors = 2, .clusters = 64}));
   EXPECT_EQ(OneShotShape(128, 896, kQuarterOfH200).clusters, 66);
+}
+
+TEST(LaunchPolicy, TwoRanksTakeTwoCtasEachAsLongAsAllTokensFit) {
+  const auto shape = [](int tokens) {
+    return ChooseLaunchShape(Protocol::kOneShot, 2, tokens, 896, {.sms = 66});
+  };
+  EXPECT_EQ(shape(64), (LaunchShape{.cluster = 2, .threads = 448, .vectors = 1, .clusters = 64}));
+  EXPECT_EQ(shape(128), (LaunchShape{.cluster = 1, .threads = 448, .vectors = 2, .clusters = 128}));
 }
 
 TEST(LaunchPolicy, ManyTokensTwoShotTakeTwoCtasEach) {
@@ -93,8 +103,11 @@ TEST(LaunchPolicy, EveryShapeCoversTheRowAndIsCoResident) {
             .sms = sms, .cluster_max = cluster_max, .launches_in_flight = in_flight};
         for (int packets = 1; packets <= 2048; packets += packets < 300 ? 1 : 97) {
           for (int tokens : {1, 2, 3, 7, 16, 33, 37, 64, 128, 2048}) {
-            for (Protocol protocol : {Protocol::kOneShot, Protocol::kTwoShot}) {
-              const LaunchShape shape = ChooseLaunchShape(protocol, tokens, packets, placement);
+            for (auto [protocol, world] :
+                 {std::pair(Protocol::kOneShot, 2), std::pair(Protocol::kOneShot, 4),
+                  std::pair(Protocol::kTwoShot, 4)}) {
+              const LaunchShape shape =
+                  ChooseLaunchShape(protocol, world, tokens, packets, placement);
               ASSERT_GE(shape.cluster * shape.threads * shape.vectors, packets) << shape.ToString();
               ASSERT_LE(shape.cta_threads(), placement.threads_per_cta) << shape.ToString();
               ASSERT_LE(shape.cluster, cluster_max);

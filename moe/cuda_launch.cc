@@ -58,11 +58,12 @@ absl::Status Launch(comm::CudaCommunicator& communicator, const KernelLaunch& wo
     params.log.tokens = work.call_tokens;
   }
 
-  comm::LaunchShape launch = options.shape != nullptr
-                                 ? *options.shape
-                                 : comm::ChooseLaunchShape(work.exchange, shape.tokens,
-                                                           shape.hidden / comm::kPacketElements,
-                                                           PlacementOf(communicator, options));
+  comm::LaunchShape launch =
+      options.shape != nullptr
+          ? *options.shape
+          : comm::ChooseLaunchShape(work.exchange, communicator.plan().world, shape.tokens,
+                                    shape.hidden / comm::kPacketElements,
+                                    PlacementOf(communicator, options));
   const void* kernel = options.kernel;
   if (kernel == nullptr) {
     kernel = FindKernel({work.op, work.exchange, work.descriptor.wire_type,
@@ -120,9 +121,9 @@ comm::Protocol ProtocolOf(const comm::CudaCommunicator& communicator, const Shap
 comm::LaunchShape ShapeOf(const comm::CudaCommunicator& communicator, const Shape& shape,
                           const LaunchOptions& options) {
   if (options.shape != nullptr) return *options.shape;
-  return comm::ChooseLaunchShape(ProtocolOf(communicator, shape, options), shape.tokens,
-                                 shape.hidden / comm::kPacketElements,
-                                 PlacementOf(communicator, options));
+  return comm::ChooseLaunchShape(
+      ProtocolOf(communicator, shape, options), communicator.plan().world, shape.tokens,
+      shape.hidden / comm::kPacketElements, PlacementOf(communicator, options));
 }
 
 }  // namespace stoker::moe

@@ -1,16 +1,21 @@
 #include "comm/health.h"
 
+#include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <iterator>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 
 namespace stoker::comm {
@@ -148,6 +153,59 @@ void Initialise(const GroupPlan& plan, HealthPage* page) {
   page->magic = kHealthMagic;
 }
 
+int WorldOf(const HealthPage& page) { return std::clamp(page.world, 0, kWorldMax); }
+
+uint64_t NowNs(clockid_t clock) {
+  timespec now{};
+  clock_gettime(clock, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
+}
+
+// For whom `rank` waits now.
+std::vector<int> AwaitedBy(const HealthReading& earlier, const HealthReading& now, int rank) {
+  std::vector<int> peers;
+  for (int peer = 0; peer < WorldOf(now.page); ++peer) {
+    if (now.page.ranks[rank].waited_ns[peer] != earlier.page.ranks[rank].waited_ns[peer]) {
+      peers.push_back(peer);
+    }
+  }
+  return peers;
+}
+
+std::string DescribeWait(const HealthReading& earlier, const HealthReading& now, int rank) {
+  const RankHealth& health = now.page.ranks[rank];
+  if (health.waiting_since_ns == 0) return "not waiting";
+  std::string text = "waiting";
+  const std::vector<int> peers = AwaitedBy(earlier, now, rank);
+  if (!peers.empty()) absl::StrAppend(&text, " for rank ", absl::StrJoin(peers, ", "));
+  const uint64_t clock = health.device < 0 ? now.monotonic_ns : now.realtime_ns;
+  const uint64_t since = clock - health.waiting_since_ns;
+  const uint64_t most = static_cast<uint64_t>(kTimeoutMsMax + 3'600'000) * 1'000'000u;
+  if (since <= most) {
+    absl::StrAppendFormat(&text, " since %.3f s", static_cast<double>(since) * 1e-9);
+  }
+  return text;
+}
+
+// Who is slow: for whom all others together waited, longest first.
+std::string DescribeTotals(const HealthPage& page) {
+  std::vector<std::pair<uint64_t, int>> totals;
+  for (int peer = 0; peer < WorldOf(page); ++peer) {
+    uint64_t total = 0;
+    for (int rank = 0; rank < WorldOf(page); ++rank) {
+      total += rank == peer ? 0 : page.ranks[rank].waited_ns[peer];
+    }
+    if (total != 0) totals.push_back({total, peer});
+  }
+  if (totals.empty()) return "";
+  std::sort(totals.rbegin(), totals.rend());
+  std::vector<std::string> words;
+  for (const auto& [total, peer] : totals) {
+    words.push_back(absl::StrFormat("rank %d %.3f ms", peer, static_cast<double>(total) * 1e-6));
+  }
+  return absl::StrCat("waited for, by all others together: ", absl::StrJoin(words, ", "), "\n");
+}
+
 }  // namespace
 
 std::string Describe(const LaunchDescriptor& d, int tokens) {
@@ -225,31 +283,57 @@ absl::Status StatusOf(const HealthPage& page) {
   }
 }
 
-std::string Describe(const HealthPage& page) {
+void ReadPage(const HealthPage& page, HealthReading* reading) {
+  static_assert(sizeof(HealthPage) % sizeof(uint64_t) == 0);
+  const auto* from = reinterpret_cast<const uint64_t*>(&page);
+  auto* to = reinterpret_cast<uint64_t*>(&reading->page);
+  for (size_t word = 0; word < sizeof(HealthPage) / sizeof(uint64_t); ++word) {
+    const uint64_t value = Load(from[word]);
+    std::memcpy(to + word, &value, sizeof(value));
+  }
+  reading->monotonic_ns = NowNs(CLOCK_MONOTONIC);
+  reading->realtime_ns = NowNs(CLOCK_REALTIME);
+}
+
+bool WantsALaterReading(const HealthReading& earlier, const HealthReading& now) {
+  for (int rank = 0; rank < WorldOf(now.page); ++rank) {
+    if (now.page.ranks[rank].waiting_since_ns != 0 && AwaitedBy(earlier, now, rank).empty()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::string Describe(const HealthReading& earlier, const HealthReading& now) {
+  const HealthPage& page = now.page;
   if (page.magic != kHealthMagic || page.version != kProtocolVersion) {
     return "not a health page of this version\n";
   }
-  const int world = std::clamp(page.world, 0, kWorldMax);
   std::string text =
       absl::StrFormat("group %s, world %d, capacity %d tokens, generation %u: %s\n",
-                      std::string(page.group, strnlen(page.group, sizeof(page.group))), world,
-                      page.capacity, Load(page.generation), StatusOf(page).ToString());
-  for (int rank = 0; rank < world; ++rank) {
+                      std::string(page.group, strnlen(page.group, sizeof(page.group))),
+                      WorldOf(page), page.capacity, page.generation, StatusOf(page).ToString());
+  absl::StrAppend(&text, DescribeTotals(page));
+  for (int rank = 0; rank < WorldOf(page); ++rank) {
     const RankHealth& health = page.ranks[rank];
-    absl::StrAppendFormat(&text, "rank %d: pid %d, device %d, %s\n", rank, health.pid,
-                          health.device,
-                          Load(health.waiting_since_ns) != 0 ? "waiting" : "not waiting");
-    for (int peer = 0; peer < world; ++peer) {
-      const uint64_t waited = Load(health.waited_ns[peer]);
-      if (waited != 0) {
-        absl::StrAppendFormat(&text, "  waited for rank %d: %.3f ms in all\n", peer, waited * 1e-6);
-      }
+    const bool gone = health.pid > 0 && kill(health.pid, 0) != 0 && errno == ESRCH;
+    absl::StrAppendFormat(&text, "rank %d: pid %d%s, device %d, %s\n", rank, health.pid,
+                          gone ? " (gone)" : "", health.device, DescribeWait(earlier, now, rank));
+    for (int peer = 0; peer < WorldOf(page); ++peer) {
+      if (health.waited_ns[peer] == 0) continue;
+      absl::StrAppendFormat(&text, "  waited for rank %d: %.3f ms in all\n", peer,
+                            static_cast<double>(health.waited_ns[peer]) * 1e-6);
     }
-    for (const LaunchEntry& logged : health.ring) {
-      const LaunchEntry entry = LoadEntry(logged);
-      if (entry.signature == 0) continue;
-      absl::StrAppendFormat(&text, "  epoch %u: %s\n", entry.epoch,
-                            Describe(entry.descriptor, entry.tokens));
+    std::vector<const LaunchEntry*> entries;
+    for (const LaunchEntry& entry : health.ring) {
+      if (entry.signature != 0) entries.push_back(&entry);
+    }
+    std::sort(entries.begin(), entries.end(), [](const LaunchEntry* a, const LaunchEntry* b) {
+      return static_cast<int32_t>(a->epoch - b->epoch) < 0;  // it wraps
+    });
+    for (const LaunchEntry* entry : entries) {
+      absl::StrAppendFormat(&text, "  epoch %u: %s\n", entry->epoch,
+                            Describe(entry->descriptor, entry->tokens));
     }
   }
   return text;

@@ -38,8 +38,20 @@ class Health {
 
 // The status of a page: of the records of its generation, the one of the earliest epoch.
 absl::Status StatusOf(const HealthPage& page);
-// For people: per rank its state, whom it waits for and since when, waits per peer, last launches.
-std::string Describe(const HealthPage& page);
+// A page as somebody else read it, and when, on both clocks of the host.
+struct HealthReading {
+  HealthPage page;
+  uint64_t monotonic_ns = 0, realtime_ns = 0;
+};
+// A copy, word by word, while the group goes on.
+void ReadPage(const HealthPage& page, HealthReading* reading);
+// True if a rank waits, and the two readings do not yet show for whom.
+bool WantsALaterReading(const HealthReading& earlier, const HealthReading& now);
+// For people: whom the group waited for, longest first; per rank its process, whom it waits for at
+// the moment and since when, its waits per peer and its last launches, oldest first. A page does
+// not say who is waited for now: that is whoever's total has grown between the two readings. Since
+// when is told by the clock of CPU ranks, and by that of a GPU where it counts as the host's does.
+std::string Describe(const HealthReading& earlier, const HealthReading& now);
 std::string Describe(const LaunchDescriptor& descriptor, int tokens);
 
 }  // namespace stoker::comm

@@ -39,6 +39,12 @@ void Log(HealthPage& page, int rank, uint32_t epoch, int tokens, uint32_t site) 
   entry.epoch = epoch;
 }
 
+std::string DescribeNow(const HealthPage& page) {
+  const auto reading = std::make_unique<HealthReading>();
+  ReadPage(page, reading.get());
+  return Describe(*reading, *reading);
+}
+
 TEST(Health, AMismatchNamesBothRanksAndBothLaunchesInFull) {
   auto page = MakePage();
   Log(*page, 1, 37, 6, 11);
@@ -123,25 +129,40 @@ TEST(Health, RubbishInAPageIsPrintedAndNeverFollowed) {
   for (uint8_t fill : {0xFF, 0x7F, 0x80, 0x01}) {
     auto page = std::make_unique<HealthPage>();
     std::memset(static_cast<void*>(page.get()), fill, sizeof(HealthPage));
-    EXPECT_EQ(Describe(*page), "not a health page of this version\n");
+    EXPECT_EQ(DescribeNow(*page), "not a health page of this version\n");
     page->magic = kHealthMagic;
     page->version = kProtocolVersion;
     page->generation = page->ranks[0].record.valid - 1;
     EXPECT_FALSE(StatusOf(*page).ok() && page->world > 0);
-    EXPECT_NE(Describe(*page).find("group"), std::string::npos);
+    EXPECT_NE(DescribeNow(*page).find("group"), std::string::npos);
   }
 }
 
-TEST(Health, TheDumpShowsWhoWaitsForWhomAndTheLastLaunches) {
+TEST(Health, TheDumpShowsWhoWaitsForWhomSinceWhenAndTheLastLaunches) {
   auto page = MakePage();
-  Log(*page, 1, 40, 6, 3);
-  page->ranks[1].waiting_since_ns = 1;
+  const auto earlier = std::make_unique<HealthReading>(), now = std::make_unique<HealthReading>();
+  page->ranks[1].waited_ns[2] = 2'000'000;
+  page->ranks[0].waited_ns[1] = 9'000'000;
+  ReadPage(*page, earlier.get());
+  EXPECT_FALSE(WantsALaterReading(*earlier, *earlier));
+  page->ranks[1].device = -1;
+  page->ranks[1].waiting_since_ns = earlier->monotonic_ns - 3'210'000'000u;
+  ReadPage(*page, now.get());
+  EXPECT_TRUE(WantsALaterReading(*earlier, *now));
   page->ranks[1].waited_ns[2] = 3'500'000;
-  const std::string text = Describe(*page);
-  for (const char* part : {"group serving", "generation 4", "rank 1: pid 0, device 0, waiting",
-                           "waited for rank 2: 3.500 ms", "epoch 40: finalize of 6 tokens"}) {
+  page->ranks[0].waiting_since_ns = 1;  // of a clock that the host does not know
+  for (uint32_t epoch : {0xFFFFFFFFu, 0u, 1u}) Log(*page, 1, epoch, 6, 3);
+  ReadPage(*page, now.get());
+  const std::string text = Describe(*earlier, *now);
+  for (const char* part :
+       {"group serving", "generation 4", "rank 1: pid 0, device -1, waiting for rank 2 since 3.2",
+        "rank 0: pid 0, device 0, waiting\n", "rank 2: pid 0, device 0, not waiting",
+        "waited for rank 2: 3.500 ms", "by all others together: rank 1 9.000 ms, rank 2 3.500 ms",
+        "epoch 4294967295: finalize of 6 tokens"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
+  EXPECT_LT(text.find("epoch 4294967295"), text.find("epoch 0"));
+  EXPECT_LT(text.find("epoch 0"), text.find("epoch 1:"));
 }
 
 }  // namespace

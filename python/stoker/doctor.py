@@ -1,6 +1,7 @@
 """`stoker doctor`: what is installed here, and which layers of a model would be fused, with the reason for the others.
 
     stoker doctor [--model FOLDER_OR_CONFIG_JSON] [--ranks N] [--gpu sm_90 | --gpu cpu]
+    stoker doctor --faults        (of the command `stoker`: what comes of faults on this machine)
 
 Reads the model's config.json alone. Exit status 0; 1 where nothing of the model would be fused; 2 for a config that
 cannot be read.

@@ -7,7 +7,7 @@ import sys
 
 
 def main():
-    if sys.argv[1:2] == ["doctor"]:
+    if sys.argv[1:2] == ["doctor"] and "--faults" not in sys.argv[2:]:
         from stoker import doctor
 
         return doctor.main(sys.argv[2:])

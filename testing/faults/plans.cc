@@ -164,6 +164,23 @@ const char* FaultWorldName(FaultWorld world) {
   return kNames[static_cast<int>(world)];
 }
 
+bool FaultPlan::needs_test_kernels() const {
+  switch (deviation) {
+    case Deviation::kLateInside:
+    case Deviation::kLateAfter:
+    case Deviation::kDies:
+    case Deviation::kTornPackets:
+    case Deviation::kDelayedPacket:
+    case Deviation::kReorderedPackets:
+    case Deviation::kTwoLaunches:
+    case Deviation::kSecondStream:
+    case Deviation::kBreaksPromise:
+      return true;
+    default:
+      return false;
+  }
+}
+
 std::string FaultPlan::Expectation() const {
   switch (deviation) {
     case Deviation::kOtherGroup:

@@ -78,6 +78,8 @@ struct FaultPlan {
   std::array<const char*, kFaultWorlds> cannot;  // why it cannot happen there; null: it runs
 
   bool runs_in(FaultWorld world) const { return cannot[static_cast<int>(world)] == nullptr; }
+  // On a GPU it needs kernels that only test builds have (testing/gpu/fault_hooks.h).
+  bool needs_test_kernels() const;
   // In words: what must come of it.
   std::string Expectation() const;
 };

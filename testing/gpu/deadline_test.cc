@@ -2,9 +2,12 @@
 // released that waits for a rank which leaves.
 #include <algorithm>
 #include <cstdio>
+#include <memory>
+#include <string>
 
 #include "absl/time/clock.h"
 #include "base/cuda_status.h"
+#include "comm/health.h"
 #include "testing/gpu/gpu_fixture.h"
 
 namespace stoker::testing {
@@ -99,7 +102,19 @@ TEST_F(Deadline, ADestroyedMemberReleasesTheOthersWithinASecond) {
   Create(absl::Seconds(60));
   Warm();
   for (int rank : {0, 1, 2}) STOKER_ASSERT_OK(Launch(rank));
-  absl::SleepFor(absl::Milliseconds(100));
+  absl::SleepFor(absl::Milliseconds(200));
+  // What an onlooker sees meanwhile.
+  const auto earlier = std::make_unique<comm::HealthReading>();
+  const auto now = std::make_unique<comm::HealthReading>();
+  comm::ReadPage(world_->communicator(0).health_page(), earlier.get());
+  absl::SleepFor(absl::Milliseconds(50));
+  comm::ReadPage(world_->communicator(0).health_page(), now.get());
+  const std::string seen = comm::Describe(*earlier, *now);
+  std::printf("%s", seen.c_str());
+  for (const char* part : {"device 0, waiting for rank 3 since 0.2", "device 0, not waiting",
+                           "by all others together: rank 3 "}) {
+    EXPECT_NE(seen.find(part), std::string::npos) << part;
+  }
   const absl::Time start = absl::Now();
   world_->Drop(3);
   STOKER_ASSERT_OK(world_->Synchronize(absl::Seconds(10)));

@@ -108,8 +108,6 @@ __global__ void __launch_bounds__(moe::kThreadsMax, 1)
 
 __global__ void Impatient() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-}  // namespace
-
 const void* FaultKernel(FaultHook hook) {
   switch (hook) {
     case FaultHook::kNone:
@@ -147,6 +145,13 @@ cudaError_t LaunchImpatient(cudaStream_t stream) {
   config.attrs = &attribute;
   config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, Impatient);
+}
+
+}  // namespace
+
+const FaultKernels* TestBuildFaultKernels() {
+  static constexpr FaultKernels kKernels{FaultKernel, SetFaultPause, LaunchImpatient};
+  return &kKernels;
 }
 
 }  // namespace stoker::testing

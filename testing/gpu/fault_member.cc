@@ -11,7 +11,6 @@
 #include "base/status.h"
 #include "comm/cuda_communicator.h"
 #include "moe/fused_cuda.h"
-#include "testing/gpu/fault_hooks.h"
 #include "testing/stream_world.h"
 
 namespace stoker::testing {
@@ -21,8 +20,8 @@ constexpr absl::Duration kHung = absl::Seconds(45);  // longer than any deadline
 
 class GpuMember : public FaultMember {
  public:
-  GpuMember(std::unique_ptr<comm::RankExchange> exchange, bool process)
-      : exchange_(std::move(exchange)), process_(process) {}
+  GpuMember(std::unique_ptr<comm::RankExchange> exchange, bool process, const FaultKernels* kernels)
+      : exchange_(std::move(exchange)), process_(process), kernels_(kernels) {}
   ~GpuMember() override {
     communicator_.reset();
     for (Prepared& p : prepared_) {
@@ -70,7 +69,9 @@ class GpuMember : public FaultMember {
       STOKER_CUDA(cudaGraphDestroy(graph));
     }
     if (launch.hook != FaultHook::kNone) {
-      STOKER_CUDA(SetFaultPause(static_cast<uint64_t>(absl::ToInt64Nanoseconds(launch.pause))));
+      if (kernels_ == nullptr) return absl::UnimplementedError("this fault needs a test build");
+      const int64_t pause_ns = absl::ToInt64Nanoseconds(launch.pause);
+      STOKER_CUDA(kernels_->set_pause(static_cast<uint64_t>(pause_ns)));
     }
     return static_cast<int>(prepared_.size()) - 1;
   }
@@ -104,7 +105,7 @@ class GpuMember : public FaultMember {
     return Timed(p, [&]() -> absl::Status {
       STOKER_RETURN_IF_ERROR(
           Enqueue(p, stream_, p.launch.hook, {.programmatic_launch = true, .early_trigger = true}));
-      STOKER_CUDA(LaunchImpatient(stream_));
+      STOKER_CUDA(kernels_->impatient(stream_));
       return Enqueue(p, stream_, FaultHook::kNone, {.programmatic_launch = true});
     });
   }
@@ -154,7 +155,7 @@ class GpuMember : public FaultMember {
     const moe::Shape& shape = p.launch.inputs.shape;
     options.site = p.launch.site;
     options.protocol = p.launch.two_shot ? comm::Protocol::kTwoShot : comm::Protocol::kOneShot;
-    options.kernel = FaultKernel(hook);
+    if (hook != FaultHook::kNone) options.kernel = kernels_->kernel(hook);
     if (options.kernel != nullptr && moe::ShapeOf(*communicator_, shape, options).vectors != 1) {
       return absl::InternalError("the kernels with faults have one vector a thread");
     }
@@ -206,6 +207,7 @@ class GpuMember : public FaultMember {
 
   std::unique_ptr<comm::RankExchange> exchange_;
   const bool process_;
+  const FaultKernels* const kernels_;
   std::unique_ptr<comm::CudaCommunicator> communicator_;
   cudaStream_t stream_ = nullptr, other_ = nullptr;
   std::vector<Prepared> prepared_;
@@ -214,8 +216,9 @@ class GpuMember : public FaultMember {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<FaultMember>> MakeGpuFaultMember(
-    const comm::GroupOptions& options, std::unique_ptr<comm::RankExchange> exchange, bool process) {
-  auto member = std::make_unique<GpuMember>(std::move(exchange), process);
+    const comm::GroupOptions& options, std::unique_ptr<comm::RankExchange> exchange, bool process,
+    const FaultKernels* kernels) {
+  auto member = std::make_unique<GpuMember>(std::move(exchange), process, kernels);
   STOKER_RETURN_IF_ERROR(member->Create(options));
   return std::unique_ptr<FaultMember>(std::move(member));
 }

@@ -8,6 +8,7 @@
 #include "comm/socket_exchange.h"
 #include "testing/faults/rows.h"
 #include "testing/faults/script.h"
+#include "testing/gpu/fault_hooks.h"
 #include "testing/gpu/fault_member.h"
 #include "testing/rank_processes.h"
 #include "testing/stream_world.h"
@@ -37,7 +38,7 @@ absl::Status RunPlan(const FaultPlan& plan, const std::string& name, int rank) {
     auto exchange = comm::MakeSocketExchange(absl::StrCat(name, "-", members++), rank, kFaultRanks,
                                              absl::Seconds(40));
     if (!exchange.ok()) return exchange.status();
-    return MakeGpuFaultMember(options, std::move(*exchange), true);
+    return MakeGpuFaultMember(options, std::move(*exchange), true, TestBuildFaultKernels());
   };
   return RunFaultScript(plan, DrawFault(plan, FaultSeed()), rank, "plan", kPatience, make);
 }

@@ -5,11 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
+#include "testing/long_run.h"
 #include "testing/simt/bodies.h"
 #include "testing/simt/scenarios.h"
 #include "testing/simt/world.h"
@@ -60,12 +60,6 @@ class Enumeration {
   absl::flat_hash_set<uint64_t> schedules_;
 };
 
-// One more of each with STOKER_SIMT_MORE_DELAYS=1, which takes hours.
-int More() {
-  const char* text = std::getenv("STOKER_SIMT_MORE_DELAYS");
-  return text == nullptr ? 0 : std::atoi(text);
-}
-
 Scenario Launches(int count) {
   Scenario scenario = Smallest();
   scenario.first_epoch = 0;
@@ -80,9 +74,10 @@ void ExpectAllRight(int launches, int delays) {
   all.Print(delays);
 }
 
-TEST(Bounded, OneLaunch) { ExpectAllRight(1, 3 + More()); }
+TEST(Bounded, OneLaunch) { ExpectAllRight(1, Repetitions(3, 4)); }
 
-TEST(Bounded, ThreeLaunches) { ExpectAllRight(3, 2 + More()); }
+// With three delays, in long runs, hours.
+TEST(Bounded, ThreeLaunches) { ExpectAllRight(3, Repetitions(2, 3)); }
 
 // Takes a packet for whole when its first word is there.
 class TestsTheFirstWord : public SimtEnvironment {

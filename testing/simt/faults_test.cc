@@ -12,7 +12,7 @@ namespace stoker::testing::simt {
 namespace {
 
 constexpr int kDraws = 4;       // of the rank and the launch
-constexpr int kSchedules = 40;  // of each
+constexpr int kSchedules = 30;  // of each
 
 void ExpectRight(const Scenario& scenario, uint64_t first, int schedules) {
   World world(scenario);

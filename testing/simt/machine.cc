@@ -337,8 +337,15 @@ Thread* Machine::TakeRunnable() {
 void Machine::ThreadDone(Thread* thread) {
   thread->done = true;
   Cta& cta = *thread->cta;
-  if (--cta.undone > 0) return;
+  const Warp& warp = cta.warps[static_cast<size_t>(thread->warp())];
+  if (warp.arrived > 0) {
+    Wrong(absl::StrCat(warp.what, " waits for lane ", thread->lane(), ", which has exited"));
+  }
+  if (--cta.undone > 0) return CheckBarriers(cta);
   cta.exited = true;
+  for (auto& slot : cta.partials) {
+    for (float& partial : slot) partial = __builtin_nanf("");
+  }
   Grid& grid = *cta.grid;
   if (!cta.triggered) ++grid.triggered;
   cta.triggered = true;

@@ -148,6 +148,7 @@ class Machine {
   void DeliverPartial();
   void Settle(Cta& cta, int slot);
   void ThreadDone(Thread* thread);
+  void CheckBarriers(const Cta& cta);
   void CompleteGrids();
   bool Tick();
   int LevelOf(const Thread& thread);
@@ -202,7 +203,7 @@ struct Thread {
 };
 
 struct Barrier {
-  int arrived = 0;
+  int arrived = 0, needed = 0;
   std::vector<Thread*> waiting;
 };
 

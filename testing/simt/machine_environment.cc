@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "testing/simt/machine.h"
 
 namespace stoker::testing::simt {
@@ -67,11 +68,24 @@ void Machine::LaunchDependents() {
   ++cta.grid->triggered;
 }
 
+// A thread that is gone will not arrive.
+void Machine::CheckBarriers(const Cta& cta) {
+  for (const Barrier& b : cta.barriers) {
+    const int others = cta.undone - static_cast<int>(b.waiting.size());
+    if (!b.waiting.empty() && b.arrived + others < b.needed) {
+      Wrong(absl::StrFormat("a barrier needs %d threads, and of the CTA's others %d are left",
+                            b.needed, others));
+    }
+  }
+}
+
 void Machine::Meet(int barrier, int threads, bool wait, const char* what) {
   Thread* self = Running();
   Barrier& b = self->cta->barriers[barrier];
   if (wait) b.waiting.push_back(self);
+  b.needed = threads;
   if (++b.arrived < threads) {
+    CheckBarriers(*self->cta);
     if (wait) Block(what);
   } else {
     const uint32_t now = memory_.Tick();

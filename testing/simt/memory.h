@@ -68,6 +68,8 @@ class Memory {
     Log(agent.id, 3, word, static_cast<uint32_t>(old));
     return old;
   }
+  // What the host stores, between two launches that see it.
+  void HostStore(uint32_t word, uint32_t value) { Commit(word, 1, value, -1, -1, now_); }
   // Performs what the thread has stored, and what its CTA stored before its last barrier.
   void Release(Agent& agent);
   // The same, and its loads return nothing older than this.

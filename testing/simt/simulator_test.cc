@@ -76,6 +76,50 @@ TEST(Simulator, ACtaThatCannotStartIsNoHang) {
   EXPECT_GT(reported, 25);
 }
 
+// A graph of three launches, captured once: each replay finds other inputs at the same addresses.
+TEST(Simulator, AGraphThatIsReplayedWithOtherInputsIsRight) {
+  Scenario scenario = Smallest();
+  scenario.clusters = 2;
+  scenario.tokens = {1, 2, 0};
+  scenario.early_trigger = true;
+  scenario.residual_chain = false;
+  scenario.replays = 4;
+  World world(scenario);
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    const Outcome outcome = world.Run(ShippedBody(scenario), seed);
+    ASSERT_EQ(outcome.verdict, Verdict::kRight) << "seed " << seed << ": " << outcome.what;
+  }
+}
+
+// One thread returns early.
+class LosesAThread : public SimtEnvironment {
+ public:
+  void SyncBlock() {
+    if (thread() == 3) TheMachine()->ExitThread();
+    SimtEnvironment::SyncBlock();
+  }
+};
+
+class LosesALane : public SimtEnvironment {
+ public:
+  uint32_t Shuffle(uint32_t value, int from) {
+    if (lane() == 7) TheMachine()->ExitThread();
+    return SimtEnvironment::Shuffle(value, from);
+  }
+};
+
+TEST(Simulator, ABarrierOrShuffleWithAThreadThatHasExitedIsAnError) {
+  World world(Smallest());
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const Outcome barrier = world.Run(BodyFor<LosesAThread>(world.scenario()), seed);
+    EXPECT_EQ(barrier.verdict, Verdict::kBrokenMachine) << barrier.what;
+    EXPECT_NE(barrier.what.find("a barrier needs 64 threads"), std::string::npos) << barrier.what;
+    const Outcome shuffle = world.Run(BodyFor<LosesALane>(world.scenario()), seed);
+    EXPECT_EQ(shuffle.verdict, Verdict::kBrokenMachine) << shuffle.what;
+    EXPECT_NE(shuffle.what.find("lane 7, which has exited"), std::string::npos) << shuffle.what;
+  }
+}
+
 // The sum over ranks is wrong.
 class WrongSum : public SimtEnvironment {
  public:

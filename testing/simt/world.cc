@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "moe/arguments.h"
+#include "testing/simt/world_parts.h"
 
 namespace stoker::testing::simt {
 namespace {
@@ -31,26 +32,6 @@ int Scenario::capacity() const {
   for (int t : tokens) most = std::max(most, t);
   return most;
 }
-
-const char* VerdictName(Verdict verdict) {
-  constexpr const char* kNames[] = {"right",       "hang",      "wrong bits",
-                                    "false alarm", "no report", "broken machine"};
-  return kNames[static_cast<int>(verdict)];
-}
-
-struct World::Arrays {
-  std::vector<int64_t> workspace, health, residual, norm_out;  // by rank
-  int64_t gamma = 0;
-  std::vector<moe::Rows> residual0;  // one: equal on all ranks
-};
-
-struct World::Launch {
-  comm::ExchangeParams params;
-  KernelParams kernel;
-  int64_t residual_out = 0;
-  moe::NormResult expected;
-  enum class Result { kNotEnded, kRight, kNan, kWrong } result = Result::kNotEnded;
-};
 
 World::World(const Scenario& scenario)
     : scenario_(scenario),
@@ -276,88 +257,15 @@ void World::MakeLaunches() {
   }
 }
 
-void World::Check(int rank, int number) {
-  Launch& launch = *launches_[static_cast<size_t>(number * scenario_.world + rank)];
-  const size_t bytes = static_cast<size_t>(launch.kernel.norm.tokens) *
-                       static_cast<size_t>(scenario_.packets) * comm::kPacketBytes;
-  const uint16_t* outputs[2] = {At<uint16_t>(launch.residual_out),
-                                At<uint16_t>(arrays_->norm_out[rank])};
-  const moe::Rows* expected[2] = {&launch.expected.residual_out, &launch.expected.norm_out};
-  // A peer of a rank with bad indices may complete before it is told, and then holds NaN for the
-  // tokens that the rank could not give and right values for others.
-  const bool mixture = scenario_.fault.index_out_of_range && rank != scenario_.fault.rank;
-  bool right = true, nan = true;
-  for (int k = 0; k < 2; ++k) {
-    right = right && expected[k]->size() * 2 == bytes &&
-            std::memcmp(outputs[k], expected[k]->data(), bytes) == 0;
-    for (size_t i = 0; i < bytes / 2; ++i) {
-      nan = nan && (outputs[k][i] == comm::kStoredNan ||
-                    (mixture && i < expected[k]->size() && outputs[k][i] == (*expected[k])[i]));
+// As a host copies new inputs between two replays.
+void World::NegateInputs(int rank) {
+  for (size_t i = static_cast<size_t>(rank); i < launches_.size();
+       i += static_cast<size_t>(scenario_.world)) {
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(launches_[i]->kernel.plain.input);
+    for (int64_t w = 0; w < layout_.capacity * int64_t{scenario_.packets} * 4; ++w) {
+      machine_->memory().HostStore(machine_->memory().Word(words + w), words[w] ^ 0x80008000u);
     }
   }
-  launch.result =
-      right ? Launch::Result::kRight : (nan ? Launch::Result::kNan : Launch::Result::kWrong);
-  const bool nobodys = scenario_.fault.dies && rank == scenario_.fault.rank;
-  if (right || nan || nobodys || scenario_.outside || !first_wrong_.empty()) return;
-  for (int k = 0; k < 2; ++k) {
-    for (size_t i = 0; i < std::min(bytes / 2, expected[k]->size()); ++i) {
-      if (outputs[k][i] == (*expected[k])[i]) continue;
-      first_wrong_ = absl::StrFormat("rank %d launch %d %s element %d of %d: %04x instead of %04x",
-                                     rank, number, k == 0 ? "residual_out" : "norm_out", i,
-                                     bytes / 2, outputs[k][i], (*expected[k])[i]);
-      return;
-    }
-  }
-  first_wrong_ = absl::StrFormat("rank %d launch %d: other tokens", rank, number);
-}
-
-Verdict World::Judge(const std::string& wrong, std::string* what) const {
-  *what = wrong;
-  if (!wrong.empty()) return machine_->hung() ? Verdict::kHang : Verdict::kBrokenMachine;
-  *what = first_wrong_;
-  if (!first_wrong_.empty()) return Verdict::kWrongBits;
-  *what = incomplete_record_;
-  if (!incomplete_record_.empty()) return Verdict::kNoReport;
-  bool reported = false, all_stopped = true;
-  for (int r = 0; r < scenario_.world; ++r) {
-    const comm::FailureRecord& record = At<comm::RankHealth>(arrays_->health[r])->record;
-    if (record.valid != 0u) {
-      reported = true;
-      *what =
-          absl::StrFormat("rank %d reports code %d, peer %d, token %d, epoch %d", r,
-                          static_cast<int>(record.code), record.peer, record.token, record.epoch);
-      if ((scenario_.codes >> static_cast<int>(record.code) & 1u) == 0u) {
-        return Verdict::kFalseAlarm;
-      }
-    }
-    all_stopped = all_stopped && comm::ControlOf(At<void>(arrays_->workspace[r]))->abort != 0u;
-  }
-  bool all_right = true;
-  for (size_t i = 0; i < launches_.size(); ++i) {
-    const int number = static_cast<int>(i) / scenario_.world;
-    if (number < scenario_.reset_before) continue;
-    all_right = all_right && launches_[i]->result == Launch::Result::kRight;
-  }
-  // A launch that may overlap need not; and one that begins when the launch before has arrived, but
-  // not completed, cannot be told from one that waited.
-  if (scenario_.fault.overlaps && !reported) return Verdict::kRight;
-  if (scenario_.codes != 0u) {
-    if (!reported || !all_stopped) {
-      *what = reported ? "not every rank was stopped" : "no failure was reported";
-      return Verdict::kNoReport;
-    }
-    if (machine_->clock_ns() > scenario_.end_ns) {
-      *what = absl::StrFormat("the last launch ended at %d ns instead of %d", machine_->clock_ns(),
-                              scenario_.end_ns);
-      return Verdict::kNoReport;
-    }
-    return Verdict::kRight;
-  }
-  if (!all_right) {
-    *what = "a launch ended in NaN without a failure";
-    return Verdict::kWrongBits;
-  }
-  return Verdict::kRight;
 }
 
 void World::FillStream(Body body, int rank) {
@@ -374,7 +282,8 @@ void World::FillStream(Body body, int rank) {
     grid.host = true;
     stream.push_back(std::move(grid));
   };
-  const auto add_launch = [&](int i, bool faulty) {
+  const int launches = static_cast<int>(s.tokens.size());
+  const auto add_launch = [&](int i, bool faulty, int replay) {
     Launch* launch = launches_[static_cast<size_t>(i * s.world + rank)].get();
     const Body runs = faulty && fault.body != nullptr ? fault.body : body;
     GridSpec grid;
@@ -391,10 +300,13 @@ void World::FillStream(Body body, int rank) {
     if (fault.foreign_header && rank == (fault.rank + 1) % s.world) {
       grid.not_before_ns = 4 * s.limits.tick_ns;
     }
-    grid.after = [this, rank, i] { Check(rank, i); };
+    const bool last = i == launches - 1 && replay < s.replays - 1;
+    grid.after = [this, rank, i, last, replay] {
+      Check(rank, i, replay % 2 == 1);
+      if (last) NegateInputs(rank);
+    };
     stream.push_back(std::move(grid));
   };
-  const int launches = static_cast<int>(s.tokens.size());
   for (int i = 0; i < launches; ++i) {
     Launch& launch = *launches_[static_cast<size_t>(i * s.world + rank)];
     launch.result = Launch::Result::kNotEnded;
@@ -408,10 +320,13 @@ void World::FillStream(Body body, int rank) {
     if (missing) {
       launch.result = Launch::Result::kRight;
     } else {
-      add_launch(i, mine && now);
+      add_launch(i, mine && now, 0);
     }
   }
-  if (mine && fault.repeats) add_launch(launches - 1, false);
+  if (mine && fault.repeats) add_launch(launches - 1, false, 0);
+  for (int replay = 1; replay < s.replays; ++replay) {
+    for (int i = 0; i < launches; ++i) add_launch(i, false, replay);
+  }
 }
 
 Outcome World::Run(Body body, uint64_t seed) {

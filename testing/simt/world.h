@@ -83,6 +83,7 @@ struct Scenario {
   Source source = Source::kPlain;
   bool early_trigger = false;
   bool own_sites = false;  // each launch has a site of its own
+  int replays = 1;         // of a graph of all launches; each has its inputs negated
   int reset_before = -1;   // this launch all ranks reset the group; it may have failed until then
   bool residual_chain = true;  // residual_out is residual_in, and the next launch's residual
   Payload payload = Payload::kRandom;
@@ -141,7 +142,8 @@ class World {
   void MakeHostSteps();
   void FillStream(Body body, int rank);
   moe::NormArguments NormOf(const uint16_t* residual) const;
-  void Check(int rank, int launch);
+  void NegateInputs(int rank);
+  void Check(int rank, int launch, bool negated);
   Verdict Judge(const std::string& wrong, std::string* what) const;
   comm::RankHealth* HealthOf(int rank);
   template <class T>

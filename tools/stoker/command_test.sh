@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The command's edges: usage, comparison verdicts, a page of a live group read from outside.
 set -euo pipefail
+PWD_AT_START=$PWD
 stoker=$PWD/$1
 fail() { echo "FAILED: $1"; exit 1; }
 expect() { # expected status, text, command...
@@ -79,3 +80,14 @@ expect 1 "not enough-to-read" "$stoker" offload replay /nonexistent/not\ enough-
 { echo "# n_layer=1 n_expert=8"; for step in 1 2 3 4; do echo "0,1,$step,0,0,$((step % 2)),1"; done; } > trace
 expect 0 "Recommended" "$stoker" offload replay trace
 expect 0 "^2 .* 50.0 " "$stoker" offload replay trace
+
+# A group of live processes, read from outside while it waits for rank 1.
+STOKER_TEST_HOLD_MS=4000 "$PWD_AT_START/$2" > "$TEST_TMPDIR/pids" &
+group=$!
+for _ in $(seq 100); do [ "$(wc -l < "$TEST_TMPDIR/pids")" -ge 3 ] && break; sleep 0.1; done
+pid=$(sed -n 's/^rank 0: //p' "$TEST_TMPDIR/pids")
+for text in "rank 0: pid $pid, device -1, waiting for rank 1 since [0-9.]* s" "rank 1: .*not waiting" \
+  "by all others together: rank 1 [0-9.]* ms" "epoch 17: plain of 2 tokens" "epoch 2: plain of 2 tokens"; do
+  expect 0 "$text" "$stoker" health --pid="$pid"
+done
+wait "$group" || fail "the group that was looked at"

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "base/shared_memory.h"
 #include "comm/health.h"
 
@@ -47,7 +49,16 @@ int RunHealth() {
     }
     const auto& page = *static_cast<const comm::HealthPage*>(memory->data());
     if (pid != 0 && !HasProcess(page, pid)) continue;
-    absl::PrintF("%s\n%s", name, comm::Describe(page));
+    const auto earlier = std::make_unique<comm::HealthReading>();
+    const auto now = std::make_unique<comm::HealthReading>();
+    comm::ReadPage(page, earlier.get());
+    *now = *earlier;
+    // Ranks that wait say for whom about once a millisecond, on a busy machine less often.
+    for (int looks = 0; looks < 20 && comm::WantsALaterReading(*earlier, *now); ++looks) {
+      absl::SleepFor(absl::Milliseconds(20));
+      comm::ReadPage(page, now.get());
+    }
+    absl::PrintF("%s\n%s", name, comm::Describe(*earlier, *now));
     ++shown;
     failed = failed || !comm::StatusOf(page).ok();
   }

@@ -7,6 +7,7 @@
 #include "tools/stoker/bench_compare.h"
 #include "tools/stoker/bench_finalize_flags.h"
 #include "tools/stoker/command_line.h"
+#include "tools/stoker/doctor.h"
 #include "tools/stoker/health.h"
 #include "tools/stoker/offload_bench.h"
 #include "tools/stoker/offload_checkpoint.h"
@@ -40,16 +41,23 @@ constexpr char kUsage[] =
     "  offload replay TRACE\n"
     "      hit rates of cache policies on a routing trace, and which to take\n"
     "  health [--pid=N]\n"
-    "      the groups of process N (or of all processes of this user): who waits for whom, last "
-    "launches\n"
+    "      the groups of process N (or of all processes of this user): who waits for whom and "
+    "since\n"
+    "      when, who is slow, last launches\n"
     "  doctor [--model=FOLDER] [--ranks=2] [--gpu=sm_90]\n"
     "      what is installed, and which layers of a model would be fused; the Python package has "
     "it\n"
+    "  doctor --faults\n"
+    "      every fault that can happen here and what comes of it, on the GPU if it has no other\n"
+    "      process, else on CPU ranks\n"
     "  --help, --version; --top-k and --top_k are the same flag\n";
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 3 && std::string(argv[1]) == "doctor" && std::string(argv[2]) == "--faults") {
+    return stoker::command::RunDoctorFaults();
+  }
   // The doctor reads its own flags.
   if (argc > 1 && std::string(argv[1]) == "doctor") return stoker::command::RunDoctor(argc, argv);
   const std::vector<char*> words = stoker::command::ParseCommandLine(argc, argv, kUsage);

@@ -170,8 +170,10 @@ void World::MakeLaunches() {
         At<uint16_t>(input)[k] = RandomElement(random, s.payload);
       }
       for (int64_t k = 0; k < int64_t{layout_.capacity} * kTopK; ++k) {
+        // The first route counts: an index out of range takes its place.
+        const bool dropped = k > 0 && random.Below(5) == 0;
         At<int32_t>(indices)[k] =
-            random.Below(5) == 0 ? -1 : static_cast<int32_t>(random.Below(uint32_t(row_count)));
+            dropped ? -1 : static_cast<int32_t>(random.Below(uint32_t(row_count)));
         At<float>(weights)[k] = 0.25f + 0.125f * static_cast<float>(random.Below(8));
       }
       const moe::FinalizeArguments finalize{.rows = At<void>(input),

@@ -82,7 +82,7 @@ expect 0 "Recommended" "$stoker" offload replay trace
 expect 0 "^2 .* 50.0 " "$stoker" offload replay trace
 
 # A group of live processes, read from outside while it waits for rank 1.
-STOKER_TEST_HOLD_MS=4000 "$PWD_AT_START/$2" > "$TEST_TMPDIR/pids" &
+"$PWD_AT_START/$2" 4000 > "$TEST_TMPDIR/pids" &
 group=$!
 for _ in $(seq 100); do [ "$(wc -l < "$TEST_TMPDIR/pids")" -ge 3 ] && break; sleep 0.1; done
 pid=$(sed -n 's/^rank 0: //p' "$TEST_TMPDIR/pids")

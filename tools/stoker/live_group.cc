@@ -1,5 +1,5 @@
-// A group of three CPU ranks for the test of `stoker health`: 16 launches, then one for which rank
-// 1 comes STOKER_TEST_HOLD_MS late. Each rank prints "rank R: PID".
+// live_group MILLISECONDS: a group of three CPU ranks for the test of `stoker health`: 16 launches,
+// then one for which rank 1 comes so late. Each rank prints "rank R: PID".
 #include <unistd.h>
 
 #include <cstdio>
@@ -10,9 +10,8 @@
 #include "comm/cpu_launches.h"
 #include "testing/cpu_world.h"
 
-int main() {
-  const char* text = std::getenv("STOKER_TEST_HOLD_MS");
-  const int hold_ms = text == nullptr ? 0 : std::atoi(text);
+int main(int count, char** words) {
+  const int hold_ms = count < 2 ? 0 : std::atoi(words[1]);
   stoker::comm::GroupOptions options;
   options.name = stoker::testing::UniqueGroupName();
   options.capacity = 4;

@@ -181,6 +181,13 @@ absl::Status RunOneShot(CpuCommunicator& communicator, const CpuLaunch& launch) 
   if (launch.descriptor.generation != communicator.generation().value()) {
     return absl::FailedPreconditionError("the group was reset while this launch was prepared");
   }
+  // As on a GPU: what a launch after a report is told of its peers would be reported as well, and
+  // hide the cause.
+  const absl::Status failed = communicator.Health();
+  if (!failed.ok()) {
+    launch.fill_nan();
+    return failed;
+  }
   ExchangeParams params = communicator.Params();
   params.tokens = launch.tokens;
   params.packets = launch.packets;
@@ -190,7 +197,7 @@ absl::Status RunOneShot(CpuCommunicator& communicator, const CpuLaunch& launch) 
   params.log.tokens = launch.tokens;
   const bool stands = Exchange(params, launch).Run();
   if (stands) return absl::OkStatus();
-  absl::Status failure = communicator.Health();
+  const absl::Status failure = communicator.Health();
   if (!failure.ok()) return failure;
   return absl::AbortedError(
       "a peer stopped the group before it could say why (its record is not written yet)");

@@ -15,6 +15,7 @@
 #include "testing/stream_world.h"
 #include "tools/bench/cell_process.h"
 #include "tools/bench/finalize_cpu.h"
+#include "tools/bench/guards.h"
 
 ABSL_FLAG(std::vector<std::string>, world, {"4"}, "ranks; a list");
 ABSL_FLAG(std::vector<std::string>, hidden, {"7168"}, "hidden sizes; a list");
@@ -75,7 +76,7 @@ absl::Status CheckAgainst(const std::vector<std::string>& names,
   return absl::OkStatus();
 }
 
-absl::Status Run(const std::vector<bench::Peer>& peers) {
+absl::StatusOr<bench::FinalizeBenchOptions> OptionsOf(const std::vector<bench::Peer>& peers) {
   bench::FinalizeBenchOptions options;
   options.contenders.against = absl::GetFlag(FLAGS_against);
   STOKER_RETURN_IF_ERROR(CheckAgainst(options.contenders.against, peers));
@@ -122,6 +123,11 @@ absl::Status Run(const std::vector<bench::Peer>& peers) {
     options.contenders.shapes.push_back(
         {.cluster = parts[1], .threads = parts[2], .vectors = parts[3], .clusters = parts[0]});
   }
+  return options;
+}
+
+absl::Status Run(const std::vector<bench::Peer>& peers) {
+  STOKER_ASSIGN_OR_RETURN(const bench::FinalizeBenchOptions options, OptionsOf(peers));
   if (!bench::AskInChild(testing::HasGpu)) {
     if (!options.contenders.shapes.empty()) {
       return absl::InvalidArgumentError(
@@ -133,14 +139,27 @@ absl::Status Run(const std::vector<bench::Peer>& peers) {
   return bench::BenchFinalize(options, peers);
 }
 
-}  // namespace
+absl::Status RunGuards() {
+  STOKER_ASSIGN_OR_RETURN(const bench::FinalizeBenchOptions options, OptionsOf({}));
+  if (!bench::AskInChild(testing::HasGpu)) {
+    return absl::UnavailableError("no GPU: only on one do the guards have a cost of their own");
+  }
+  return bench::BenchGuards(options);
+}
 
-int RunBenchFinalize(std::vector<bench::Peer> peers) {
-  peers.push_back(bench::Pr6631Peer());
-  const absl::Status status = Run(peers);
+int ExitStatus(const absl::Status& status) {
   if (status.ok()) return 0;
   absl::FPrintF(stderr, "%s\n", status.ToString());
   return 1;
 }
+
+}  // namespace
+
+int RunBenchFinalize(std::vector<bench::Peer> peers) {
+  peers.push_back(bench::Pr6631Peer());
+  return ExitStatus(Run(peers));
+}
+
+int RunBenchGuards() { return ExitStatus(RunGuards()); }
 
 }  // namespace stoker::command

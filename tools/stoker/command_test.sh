@@ -26,6 +26,8 @@ expect 1 "--hidden=12: multiples of 8" "$stoker" bench finalize --hidden=12
 expect 1 "CLUSTERSxCLUSTERxTHREADSxVECTORS" "$stoker" bench finalize --shapes=1x2
 CUDA_VISIBLE_DEVICES='' expect 1 "--shapes needs a GPU" "$stoker" bench finalize --shapes=8x7x128x1
 expect 1 "bf16 or fp16" "$stoker" bench finalize --dtype=fp8
+CUDA_VISIBLE_DEVICES='' expect 1 "no GPU: only on one" "$stoker" bench guards --tokens=1
+expect 1 "whole numbers from 1 to 8" "$stoker" bench guards --world=9
 rows=$TEST_TMPDIR/rows
 expect 0 "stoker again .* err [0-9.e-]* (floor" \
   "$stoker" bench finalize --world=2 --hidden=64 --tokens=1,3 --out="$rows"

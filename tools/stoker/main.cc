@@ -22,6 +22,8 @@ constexpr char kUsage[] =
     "[--placement=streams|loopback]\n"
     "      time per launch beside its bound and its rivals, bytes, launch shape, errors against "
     "FP64\n"
+    "  bench guards [--world=4] [--hidden=7168] [--tokens=1,16,64,128] [--out=FILE]\n"
+    "      what headers, tickets and deadlines cost a launch, in pairs with a build without them\n"
     "  bench compare OLD.jsonl NEW.jsonl\n"
     "      cell by cell: faster, slower, same or unclear\n"
     "  offload bench [--checkpoint=FOLDER] [--trace=FILE] [--cache-bytes=N] "
@@ -66,6 +68,9 @@ int main(int argc, char** argv) {
   };
   if (is(1, "bench") && is(2, "finalize") && words.size() == 3) {
     return stoker::command::RunBenchFinalize({});
+  }
+  if (is(1, "bench") && is(2, "guards") && words.size() == 3) {
+    return stoker::command::RunBenchGuards();
   }
   if (is(1, "bench") && is(2, "compare") && words.size() == 5) {
     return stoker::command::RunBenchCompare(words[3], words[4]);

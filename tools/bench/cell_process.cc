@@ -19,19 +19,22 @@ namespace {
 
 constexpr absl::Duration kCellTimeout = absl::Seconds(60);
 constexpr int kExitStartAgain = 3;
+// Beside the exit statuses, which are positive.
+constexpr int kDied = -1;
+constexpr int kKilledLate = -2;
 
-// The child's exit status, or -1 if it died or had to be killed.
+// The child's exit status, kDied or kKilledLate.
 int Wait(pid_t child, absl::Time deadline) {
   int state = 0;
   while (waitpid(child, &state, WNOHANG) == 0) {
     if (absl::Now() > deadline) {
       kill(child, SIGKILL);
       waitpid(child, &state, 0);
-      return -1;
+      return kKilledLate;
     }
     absl::SleepFor(absl::Milliseconds(5));
   }
-  return WIFEXITED(state) ? WEXITSTATUS(state) : -1;
+  return WIFEXITED(state) ? WEXITSTATUS(state) : kDied;
 }
 
 std::string ReadAll(int fd) {
@@ -80,9 +83,10 @@ absl::Status RunInChild(const std::string& what,
     writer = UniqueFd();
     const int exit = Wait(child, absl::Now() + kCellTimeout);
     if (exit == 0) return absl::OkStatus();
-    if (exit < 0) {
+    if (exit == kDied) return absl::InternalError(absl::StrCat(what, " died of a signal"));
+    if (exit == kKilledLate) {
       return absl::DeadlineExceededError(
-          absl::StrCat(what, " died or did not end within ", absl::FormatDuration(kCellTimeout)));
+          absl::StrCat(what, " did not end within ", absl::FormatDuration(kCellTimeout)));
     }
     const size_t known = failed.size();
     for (absl::string_view name : absl::StrSplit(ReadAll(reader.get()), '\n', absl::SkipEmpty())) {

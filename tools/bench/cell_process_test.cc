@@ -57,6 +57,7 @@ TEST_F(CellProcess, AnErrorAndADeadChildAreErrorsThatNameTheCell) {
     raise(SIGKILL);
     return absl::OkStatus();
   });
+  EXPECT_EQ(dead.code(), absl::StatusCode::kInternal);
   EXPECT_NE(dead.message().find("cell 8 died"), std::string::npos) << dead;
 }
 

@@ -9,7 +9,7 @@ namespace {
 using comm::Packet;
 
 constexpr int kThreads = 1024;  // so that a CTA has an SM for itself
-constexpr uint64_t kPatienceNs = 10'000'000'000;
+constexpr uint64_t kPatienceNs = 1'000'000'000;
 
 __device__ void Deliver(const Feed& feed, uint32_t epoch) {
   comm::CudaEnvironment env;

@@ -27,7 +27,7 @@ struct Feed {
 
 // The packets of the next `launches` launches, of the first one at once and of each other one as
 // soon as the launch before it has begun. The rank must be idle; asynchronous. Gives up, and lets
-// the rank run into its own deadline, if a launch does not begin for ten seconds.
+// the rank run into its own deadline, if a launch does not begin for a second.
 absl::Status StartFeeding(const Feed& feed, int launches, cudaStream_t stream);
 
 }  // namespace stoker::bench

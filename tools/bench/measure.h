@@ -39,7 +39,8 @@ class LaunchTimer {
   ~LaunchTimer();
 
   // Replays once: microseconds a launch. kDeadlineExceeded if it takes longer than `timeout`; the
-  // launches then still hang on the GPU, and only the end of the process ends them.
+  // launches then still hang on the GPU, only the end of the process ends them, and the timer frees
+  // nothing.
   absl::StatusOr<double> Replay(absl::Duration timeout);
 
  private:
@@ -55,6 +56,7 @@ class LaunchTimer {
 
   int launches_ = 0;
   uint32_t* gate_ = nullptr;  // mapped host memory
+  bool hangs_ = false;
   std::vector<Rank> ranks_;
 };
 

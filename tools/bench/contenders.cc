@@ -180,4 +180,25 @@ Peer Pr6631Peer() {
           }};
 }
 
+Peer PacketsPeer(PacketKind kind) {
+  constexpr int kTokensMax = 32;
+  const std::string name = kind == PacketKind::kSentinel ? "packets, sentinel" : "packets, tagged";
+  return {name, Way::kOneShot,
+          [kind](int world, const moe::Shape& shape,
+                 bool programmatic) -> absl::StatusOr<std::vector<PeerLaunch>> {
+            if (shape.tokens > kTokensMax) return std::vector<PeerLaunch>();
+            STOKER_ASSIGN_OR_RETURN(std::shared_ptr<PacketExchange> exchange,
+                                    PacketExchange::Create(kind, world, shape));
+            PeerLaunch launch;
+            launch.bytes = exchange->bytes();
+            launch.outputs = false;
+            launch.launch = [exchange, programmatic](
+                                int rank, const moe::FinalizeArguments& finalize,
+                                const moe::NormArguments& norm, cudaStream_t stream) {
+              return exchange->Launch(rank, finalize.rows, norm.residual_out, programmatic, stream);
+            };
+            return std::vector<PeerLaunch>{launch};
+          }};
+}
+
 }  // namespace stoker::bench

@@ -13,6 +13,7 @@
 #include "moe/arguments.h"
 #include "testing/stream_world.h"
 #include "tools/bench/least_bytes.h"
+#include "tools/bench/packets.h"
 
 namespace stoker::bench {
 
@@ -37,6 +38,8 @@ struct Contender {
 struct PeerLaunch {
   std::string launch_shape;
   ContenderLaunch launch;
+  int64_t bytes = 0;    // 0: what the peer's way takes
+  bool outputs = true;  // as in Contender
 };
 struct Peer {
   std::string name;
@@ -75,5 +78,9 @@ absl::StatusOr<std::vector<Contender>> BoundContenders(const ContenderOptions& o
 
 // The finalize kernel of PR #6631 as we read it (tools/bench/pr6631.h).
 Peer Pr6631Peer();
+
+// "packets, sentinel" and "packets, tagged": the exchange alone (tools/bench/packets.h) of up to 32
+// tokens, which it holds in one turn.
+Peer PacketsPeer(PacketKind kind);
 
 }  // namespace stoker::bench

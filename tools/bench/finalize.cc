@@ -166,7 +166,10 @@ absl::StatusOr<std::vector<Contender>> MakeContenders(const FinalizeBenchOptions
       contender.name = peer.name;
       contender.launch_shape = launch.launch_shape;
       contender.launch = std::move(launch.launch);
-      contender.bytes = LeastBytes(peer.way, cell.world, cell.shape, options.top_k);
+      contender.bytes = launch.bytes > 0
+                            ? launch.bytes
+                            : LeastBytes(peer.way, cell.world, cell.shape, options.top_k);
+      contender.outputs = launch.outputs;
       if (!run.Failed(Key(contender))) others.push_back(std::move(contender));
     }
   }

@@ -16,7 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import targets  # noqa: E402
 
 # Rows that are no way to do the whole operation.
-AUXILIARY = ("floor", "traffic", "part ")
+AUXILIARY = ("floor", "traffic", "part ", "packets")
 
 
 def short(kernel):
@@ -161,6 +161,21 @@ def budgets(cells):
             *table(["world", "hidden", *targets.PARTS, "guards", "whole", "floor"], lines), ""]
 
 
+def packets(cells):
+    names = ("packets, sentinel", "packets, tagged")
+    found = {key: [targets.median(cell, name) for name in names] for key, cell in cells.items()}
+    lines = [[*numbers(key), f"{sentinel:.2f}", f"{tagged:.2f} ({sentinel / tagged:.2f})"]
+             for key, (sentinel, tagged) in found.items() if sentinel and tagged]
+    if not lines:
+        return []
+    return ["## Which packet", "",
+            "The exchange alone, a row of every rank pushed to all others and summed, with the packets of the "
+            "mailboxes (eight elements, empty while a word is the sentinel) and with tagged ones (seven elements and "
+            "16 bits of the epoch); `tools/bench/packets.cu`, decided in [packets.md](../decisions/packets.md). "
+            "Microseconds a launch; in brackets sentinel over tagged.", "",
+            *table(["world", "hidden", "tokens", "sentinel", "tagged"], lines), ""]
+
+
 def loopback(cells):
     if not cells:
         return []
@@ -230,6 +245,7 @@ def page(rows, kernels_now):
         *other_times(cells, [name for name in timed if name not in (fused, "pr6631")]),
         "",
         *budgets(cells),
+        *packets(cells),
         *loopback(targets.cells(rows, "loopback")),
         *(["## Bytes", "",
            "What all ranks read and write together in a launch, every access counted once "

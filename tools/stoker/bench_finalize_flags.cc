@@ -27,7 +27,7 @@ ABSL_FLAG(std::string, out, "", "file to append JSON lines to");
 ABSL_FLAG(bool, resume, false, "leave out the cells that --out holds already");
 ABSL_FLAG(std::vector<std::string>, against, {},
           "contenders beside Stoker: of flashinfer, pr6631, unfused, reduction, hand-written, "
-          "unguarded; all if empty");
+          "unguarded, packets; all if empty");
 ABSL_FLAG(
     std::string, placement, "streams",
     "streams: all ranks on one GPU; loopback: one rank with the GPU for itself, fed by a kernel");
@@ -69,7 +69,7 @@ absl::Status CheckAgainst(const std::vector<std::string>& names,
     if (known && !name.empty()) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "--against=", name,
-        ": of flashinfer, pr6631, unfused, reduction, hand-written, unguarded; ",
+        ": of flashinfer, pr6631, unfused, reduction, hand-written, unguarded, packets; ",
         "flashinfer only in //tools/bench:finalize_with_peers, which its headers are compiled "
         "into"));
   }
@@ -157,6 +157,8 @@ int ExitStatus(const absl::Status& status) {
 
 int RunBenchFinalize(std::vector<bench::Peer> peers) {
   peers.push_back(bench::Pr6631Peer());
+  peers.push_back(bench::PacketsPeer(bench::PacketKind::kSentinel));
+  peers.push_back(bench::PacketsPeer(bench::PacketKind::kTagged));
   return ExitStatus(Run(peers));
 }
 

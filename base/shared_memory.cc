@@ -1,14 +1,16 @@
 #include "base/shared_memory.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
@@ -59,49 +61,66 @@ absl::Status CheckSegment(const std::string& name, int fd, int64_t bytes, bool e
   return absl::OkStatus();
 }
 
+// A new segment, locked. RemoveAbandoned may take its name before it is: then another is made.
+absl::StatusOr<UniqueFd> CreateLocked(const std::string& name) {
+  for (;;) {
+    UniqueFd fd(shm_open(("/" + name).c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (fd.get() < 0) return ErrnoStatus(errno, absl::StrCat("creating shared memory ", name));
+    flock(fd.get(), LOCK_SH);
+    struct stat info {};
+    if (fstat(fd.get(), &info) != 0 || info.st_nlink > 0) return fd;
+  }
+}
+
+bool RemoveIfAbandoned(const std::string& name) {
+  const UniqueFd fd(shm_open(("/" + name).c_str(), O_RDONLY | O_CLOEXEC, 0));
+  struct stat info {};
+  // One that its creator has removed meanwhile has no name: that of now is another segment's.
+  return fd.get() >= 0 && flock(fd.get(), LOCK_EX | LOCK_NB) == 0 && fstat(fd.get(), &info) == 0 &&
+         info.st_uid == geteuid() && info.st_nlink > 0 && shm_unlink(("/" + name).c_str()) == 0;
+}
+
 }  // namespace
 
 absl::StatusOr<SharedMemory> SharedMemory::Create(const std::string& name, int64_t bytes) {
   STOKER_RETURN_IF_ERROR(CheckRequest(name, bytes));
-  const int fd = shm_open(("/" + name).c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (fd < 0) return ErrnoStatus(errno, absl::StrCat("creating shared memory ", name));
-  absl::Cleanup close_fd = [fd] { close(fd); };
-  const absl::Status reserved = Reserve(name, fd, bytes);
-  absl::StatusOr<SharedMemory> segment =
-      reserved.ok() ? Map(name, fd, bytes, /*write=*/true) : absl::StatusOr<SharedMemory>(reserved);
+  STOKER_ASSIGN_OR_RETURN(UniqueFd fd, CreateLocked(name));
+  const absl::Status reserved = Reserve(name, fd.get(), bytes);
+  absl::StatusOr<SharedMemory> segment = reserved.ok()
+                                             ? Map(name, std::move(fd), bytes, /*write=*/true)
+                                             : absl::StatusOr<SharedMemory>(reserved);
   if (!segment.ok()) {
     shm_unlink(("/" + name).c_str());
     return segment;
   }
-  segment->owns_name_ = true;
+  segment->creator_ = getpid();
   return segment;
 }
 
 absl::StatusOr<SharedMemory> SharedMemory::Open(const std::string& name, int64_t bytes) {
   STOKER_RETURN_IF_ERROR(CheckRequest(name, bytes));
-  const int fd = shm_open(("/" + name).c_str(), O_RDWR | O_CLOEXEC, 0);
-  if (fd < 0) {
+  UniqueFd fd(shm_open(("/" + name).c_str(), O_RDWR | O_CLOEXEC, 0));
+  if (fd.get() < 0) {
     return ErrnoStatus(errno, absl::StrCat("opening shared memory ", name,
                                            " (do all ranks share one IPC namespace?)"));
   }
-  absl::Cleanup close_fd = [fd] { close(fd); };
-  STOKER_RETURN_IF_ERROR(CheckSegment(name, fd, bytes, /*exact=*/true));
-  return Map(name, fd, bytes, /*write=*/true);
+  flock(fd.get(), LOCK_SH);
+  STOKER_RETURN_IF_ERROR(CheckSegment(name, fd.get(), bytes, /*exact=*/true));
+  return Map(name, std::move(fd), bytes, /*write=*/true);
 }
 
 absl::StatusOr<SharedMemory> SharedMemory::OpenForReading(const std::string& name, int64_t bytes) {
   STOKER_RETURN_IF_ERROR(CheckRequest(name, bytes));
-  const int fd = shm_open(("/" + name).c_str(), O_RDONLY | O_CLOEXEC, 0);
-  if (fd < 0) return ErrnoStatus(errno, absl::StrCat("opening shared memory ", name));
-  absl::Cleanup close_fd = [fd] { close(fd); };
-  STOKER_RETURN_IF_ERROR(CheckSegment(name, fd, bytes, /*exact=*/false));
-  return Map(name, fd, bytes, /*write=*/false);
+  UniqueFd fd(shm_open(("/" + name).c_str(), O_RDONLY | O_CLOEXEC, 0));
+  if (fd.get() < 0) return ErrnoStatus(errno, absl::StrCat("opening shared memory ", name));
+  STOKER_RETURN_IF_ERROR(CheckSegment(name, fd.get(), bytes, /*exact=*/false));
+  return Map(name, std::move(fd), bytes, /*write=*/false);
 }
 
-absl::StatusOr<SharedMemory> SharedMemory::Map(const std::string& name, int fd, int64_t bytes,
+absl::StatusOr<SharedMemory> SharedMemory::Map(const std::string& name, UniqueFd fd, int64_t bytes,
                                                bool write) {
   void* data = mmap(nullptr, static_cast<size_t>(bytes), write ? PROT_READ | PROT_WRITE : PROT_READ,
-                    MAP_SHARED, fd, 0);
+                    MAP_SHARED, fd.get(), 0);
   if (data == MAP_FAILED) {
     return ErrnoStatus(errno, absl::StrCat("mapping ", bytes, " bytes of shared memory ", name));
   }
@@ -109,6 +128,7 @@ absl::StatusOr<SharedMemory> SharedMemory::Map(const std::string& name, int fd, 
   segment.name_ = name;
   segment.data_ = data;
   segment.bytes_ = bytes;
+  segment.lock_ = std::move(fd);
   return segment;
 }
 
@@ -120,7 +140,8 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
     name_ = std::move(other.name_);
     data_ = std::exchange(other.data_, nullptr);
     bytes_ = std::exchange(other.bytes_, 0);
-    owns_name_ = std::exchange(other.owns_name_, false);
+    creator_ = std::exchange(other.creator_, 0);
+    lock_ = std::move(other.lock_);
   }
   return *this;
 }
@@ -128,19 +149,31 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 SharedMemory::~SharedMemory() { Release(); }
 
 void SharedMemory::Unlink() {
-  if (std::exchange(owns_name_, false)) shm_unlink(("/" + name_).c_str());
+  if (std::exchange(creator_, 0) == getpid()) shm_unlink(("/" + name_).c_str());
 }
 
 void SharedMemory::Leak() {
   data_ = nullptr;
-  owns_name_ = false;
+  creator_ = 0;
+  lock_.Release();
 }
 
 void SharedMemory::Remove(const std::string& name) { shm_unlink(("/" + name).c_str()); }
 
+int SharedMemory::RemoveAbandoned(const std::string& prefix) {
+  int removed = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", error)) {
+    const std::string name = entry.path().filename();
+    if (absl::StartsWith(name, prefix) && RemoveIfAbandoned(name)) ++removed;
+  }
+  return removed;
+}
+
 void SharedMemory::Release() {
   Unlink();
   if (data_ != nullptr) munmap(std::exchange(data_, nullptr), static_cast<size_t>(bytes_));
+  lock_ = UniqueFd();
 }
 
 }  // namespace stoker

@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "testing/unique_name.h"
@@ -105,6 +109,63 @@ TEST(SharedMemory, ASegmentOfAnotherUserIsRefusedWithBothUsers) {
   const absl::Status status = SharedMemory::Open(name, 4096).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_NE(status.message().find(std::to_string(kOther)), std::string::npos) << status;
+}
+
+// Runs `body` in a child made by fork, which ends by `_exit`, without destructors, or as it
+// returns.
+int InChild(const std::function<void()>& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    body();
+    _exit(::testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status;
+}
+
+TEST(SharedMemory, AChildsCopyDoesNotTakeItsParentsNameAway) {
+  const std::string name = UniqueName("forked");
+  auto created = SharedMemory::Create(name, 4096);
+  ASSERT_TRUE(created.ok());
+  EXPECT_EQ(InChild([&] { created = absl::UnknownError("destroyed"); }), 0);
+  EXPECT_TRUE(SharedMemory::Open(name, 4096).ok());
+}
+
+TEST(SharedMemory, NamesOfTheDeadAreRemovedAndNoOthers) {
+  const std::string prefix = UniqueName("swept");
+  auto alive = SharedMemory::Create(prefix + "_alive", 4096);
+  ASSERT_TRUE(alive.ok());
+  EXPECT_EQ(InChild([&] {
+              auto dead = SharedMemory::Create(prefix + "_dead", 4096);
+              auto shared = SharedMemory::Create(prefix + "_shared", 4096);
+              _exit(dead.ok() && shared.ok() ? 0 : 1);
+            }),
+            0);
+  auto kept = SharedMemory::Open(prefix + "_shared", 4096);  // another member lives on
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  EXPECT_EQ(SharedMemory::RemoveAbandoned(prefix), 1);
+  EXPECT_TRUE(SharedMemory::Open(prefix + "_alive", 4096).ok());
+  EXPECT_TRUE(SharedMemory::Open(prefix + "_shared", 4096).ok());
+  EXPECT_EQ(SharedMemory::Open(prefix + "_dead", 4096).status().code(),
+            absl::StatusCode::kNotFound);
+  kept = absl::UnknownError("gone too");
+  EXPECT_EQ(SharedMemory::RemoveAbandoned(prefix), 1);
+}
+
+TEST(SharedMemory, ASweepNeverTakesWhatIsBeingMade) {
+  const std::string prefix = UniqueName("raced");
+  std::atomic<bool> done{false};
+  std::thread sweeper([&] {
+    while (!done) SharedMemory::RemoveAbandoned(prefix);
+  });
+  for (int i = 0; i < 2000; ++i) {
+    auto made = SharedMemory::Create(prefix, 4096);
+    ASSERT_TRUE(made.ok()) << made.status();
+    ASSERT_TRUE(SharedMemory::Open(prefix, 4096).ok()) << "taken in round " << i;
+  }
+  done = true;
+  sweeper.join();
 }
 
 TEST(SharedMemory, ABadNameIsRefused) {

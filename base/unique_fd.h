@@ -23,6 +23,8 @@ class UniqueFd {
     if (fd_ >= 0) close(fd_);
   }
   int get() const { return fd_; }
+  // Leaves it open: it is the caller's.
+  int Release() { return std::exchange(fd_, -1); }
 
  private:
   int fd_ = -1;

@@ -169,7 +169,8 @@ absl::Status CpuCommunicator::WipeTogether(RankExchange& exchange, absl::Duratio
 }
 
 absl::Status CpuCommunicator::Close(RankExchange& exchange, absl::Duration timeout) {
-  if (!lifecycle_.BeginClose()) return absl::OkStatus();
+  STOKER_ASSIGN_OR_RETURN(const bool first, lifecycle_.BeginClose());
+  if (!first) return absl::OkStatus();
   absl::Status status = exchange.Barrier("closing", timeout);
   if (!status.ok()) status.Update(Abort());
   // By every member: the one whose duty it was may be dead.

@@ -35,6 +35,8 @@ class CpuCommunicator {
   ~CpuCommunicator();
 
   const GroupPlan& plan() const { return plan_; }
+  // FailedPrecondition in a child made by fork (comm/lifecycle.h).
+  absl::Status CheckProcess() const { return lifecycle_.CheckProcess(); }
   Generation generation() const { return generation_; }
   // The first failure that any rank of the group reported, or why a reset failed, or OK.
   absl::Status Health() const;

@@ -176,6 +176,30 @@ TEST_P(Deaths, InsideALaunch) {
   }
 }
 
+TEST(Deaths, ThePageOfAGroupThatWasKilledWholeGoesAtTheNextStart) {
+  GroupOptions options = Options();
+  const std::string pages = absl::StrCat("/dev/shm/stoker_", options.name, "_*_health");
+  const auto count = [&pages] {
+    glob_t found{};
+    glob(pages.c_str(), 0, nullptr, &found);
+    const size_t number = found.gl_pathc;
+    globfree(&found);
+    return number;
+  };
+  RunRankProcesses(kWorld, absl::Seconds(30), [&](int rank) -> absl::Status {
+    STOKER_ASSIGN_OR_RETURN(auto exchange,
+                            MakeSocketExchange(options.name, rank, kWorld, options.setup_timeout));
+    STOKER_ASSIGN_OR_RETURN(auto communicator, CpuCommunicator::Create(options, *exchange));
+    STOKER_RETURN_IF_ERROR(exchange->Barrier("made", absl::Seconds(5)));
+    std::raise(SIGKILL);
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(count(), 1u);
+  // Another group, whatever its name.
+  LiveAndDie(Death{});
+  EXPECT_EQ(count(), 0u);
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, Deaths, ::testing::Range(0, kWorld));
 
 }  // namespace

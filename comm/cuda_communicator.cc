@@ -203,8 +203,8 @@ absl::Status CudaCommunicator::ReportAndStopAll() {
 }
 
 absl::Status CudaCommunicator::Reset(RankExchange& exchange, absl::Duration timeout) {
-  DeviceScope scope(device_);
   STOKER_RETURN_IF_ERROR(lifecycle_.BeginReset([this] { return StopAll(); }));
+  DeviceScope scope(device_);
   return lifecycle_.EndReset(WipeTogether(exchange, timeout),
                              [this] { return ReportAndStopAll(); });
 }
@@ -234,7 +234,8 @@ absl::Status CudaCommunicator::WipeTogether(RankExchange& exchange, absl::Durati
 }
 
 absl::Status CudaCommunicator::Close(RankExchange& exchange, absl::Duration timeout) {
-  if (!lifecycle_.BeginClose()) return absl::OkStatus();
+  STOKER_ASSIGN_OR_RETURN(const bool first, lifecycle_.BeginClose());
+  if (!first) return absl::OkStatus();
   DeviceScope scope(device_);
   absl::Status status = exchange.Barrier("closing", timeout);
   if (!status.ok()) status.Update(Abort());
@@ -319,7 +320,7 @@ absl::StatusOr<bool> CudaCommunicator::LaunchInFlight() {
 }
 
 absl::Status CudaCommunicator::BeforeLaunch(cudaStream_t stream) {
-  if (lifecycle_.closed()) return absl::FailedPreconditionError("the communicator is closed");
+  STOKER_RETURN_IF_ERROR(lifecycle_.Check());
   STOKER_RETURN_IF_ERROR(Health());
   STOKER_ASSIGN_OR_RETURN(const Place place, PlaceOf(stream));
   bool unordered = false;

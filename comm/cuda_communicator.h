@@ -51,6 +51,8 @@ class CudaCommunicator {
   CudaCommunicator& operator=(const CudaCommunicator&) = delete;
 
   const GroupPlan& plan() const { return plan_; }
+  // FailedPrecondition in a child made by fork (comm/lifecycle.h).
+  absl::Status CheckProcess() const { return lifecycle_.CheckProcess(); }
   const Placement& placement() const { return placement_; }
   const Wire& wire() const { return wire_; }
   int device() const { return device_; }

@@ -224,6 +224,7 @@ absl::StatusOr<Health> Health::Create(const GroupPlan& plan, int device, RankExc
   const std::string name = plan.SharedName("health");
   absl::Status created;
   if (plan.rank == 0) {
+    SharedMemory::RemoveAbandoned("stoker_");  // of groups whose members were all killed
     auto memory = SharedMemory::Create(name, sizeof(HealthPage));
     created = memory.status();
     if (created.ok()) {

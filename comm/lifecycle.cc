@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace stoker::comm {
 
@@ -24,7 +25,22 @@ absl::Status Lifecycle::Refusal() const {
   return absl::InternalError("unknown state of a communicator");
 }
 
+absl::Status Lifecycle::CheckProcess() const {
+  const pid_t here = getpid();
+  if (here == process_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "this communicator is of process ", process_, "; process ", here,
+      " was forked from it and cannot use it. Remedy: fork first, then create communicators."));
+}
+
+absl::Status Lifecycle::Check() const {
+  STOKER_RETURN_IF_ERROR(CheckProcess());
+  std::lock_guard<std::mutex> lock(mutex_);
+  return Refusal();
+}
+
 absl::Status Lifecycle::BeginLaunch() {
+  STOKER_RETURN_IF_ERROR(CheckProcess());
   std::lock_guard<std::mutex> lock(mutex_);
   if (state_ == State::kOpen) ++launches_;
   return Refusal();
@@ -36,6 +52,7 @@ void Lifecycle::EndLaunch() {
 }
 
 absl::Status Lifecycle::Drain(absl::Duration timeout) {
+  STOKER_RETURN_IF_ERROR(CheckProcess());
   std::unique_lock<std::mutex> lock(mutex_);
   // Bounded, as adding a longer time to the clock may overflow.
   const auto limit = absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24)));
@@ -45,11 +62,13 @@ absl::Status Lifecycle::Drain(absl::Duration timeout) {
 }
 
 absl::Status Lifecycle::WhileMapped(Action action) {
+  STOKER_RETURN_IF_ERROR(CheckProcess());
   std::lock_guard<std::mutex> lock(mutex_);
   return state_ == State::kClosed ? Refusal() : action();
 }
 
 absl::Status Lifecycle::Stop(Action stop) {
+  STOKER_RETURN_IF_ERROR(CheckProcess());
   std::lock_guard<std::mutex> lock(mutex_);
   if (state_ == State::kClosed) return Refusal();
   if (state_ != State::kResetting) return stop();
@@ -58,6 +77,7 @@ absl::Status Lifecycle::Stop(Action stop) {
 }
 
 absl::Status Lifecycle::BeginReset(Action stop) {
+  STOKER_RETURN_IF_ERROR(CheckProcess());
   std::lock_guard<std::mutex> lock(mutex_);
   if (state_ != State::kOpen) return Refusal();
   state_ = State::kResetting;
@@ -74,7 +94,8 @@ absl::Status Lifecycle::EndReset(const absl::Status& result, Action stop) {
   return result.ok() ? stopped : result;
 }
 
-bool Lifecycle::BeginClose() {
+absl::StatusOr<bool> Lifecycle::BeginClose() {
+  STOKER_RETURN_IF_ERROR(CheckProcess());
   std::lock_guard<std::mutex> lock(mutex_);
   if (state_ == State::kClosing || state_ == State::kClosed) return false;
   state_ = State::kClosing;
@@ -87,11 +108,13 @@ void Lifecycle::EndClose() {
 }
 
 bool Lifecycle::closed() const {
+  if (!CheckProcess().ok()) return true;
   std::lock_guard<std::mutex> lock(mutex_);
   return state_ == State::kClosing || state_ == State::kClosed;
 }
 
 absl::Status Lifecycle::over() const {
+  STOKER_RETURN_IF_ERROR(CheckProcess());
   std::lock_guard<std::mutex> lock(mutex_);
   return state_ == State::kOver ? Refusal() : absl::OkStatus();
 }

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <mutex>
@@ -32,7 +33,10 @@ class NcclAllReduce {
   // Not connected yet. `library` is never unloaded.
   NcclAllReduce(const NcclLibrary& library, int rank, int world)
       : library_(library), rank_(rank), world_(world) {}
-  ~NcclAllReduce() { Abort(); }
+  // In a child made by fork it leaves NCCL, which is the parent's, alone.
+  ~NcclAllReduce() {
+    if (getpid() == process_) Abort();
+  }
   NcclAllReduce(const NcclAllReduce&) = delete;
   NcclAllReduce& operator=(const NcclAllReduce&) = delete;
 
@@ -61,6 +65,7 @@ class NcclAllReduce {
   const NcclLibrary& library_;
   const int rank_;
   const int world_;
+  const pid_t process_ = getpid();
   mutable std::mutex mutex_;  // held for each call of NCCL, not while waiting
   ncclComm* comm_ = nullptr;
   mutable absl::Status noticed_;

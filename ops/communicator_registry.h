@@ -7,6 +7,8 @@
 // A handle is never reused, so a stale one is an error and not somebody else's communicator.
 #pragma once
 
+#include <pthread.h>
+
 #include <cstring>
 #include <map>
 #include <memory>
@@ -18,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "base/status.h"
 #include "comm/group.h"
 #include "comm/rank_exchange.h"
 #include "ops/communicator_api.h"
@@ -76,7 +79,13 @@ class Registry {
   using MemberPtr = std::shared_ptr<Member<Communicator>>;
 
   static Registry& Get() {
-    static auto* registry = new Registry();
+    static auto* registry = [] {
+      auto* made = new Registry();
+      // A child's copy must not be locked by a thread that the child does not have.
+      pthread_atfork([] { Get().mutex_.Lock(); }, [] { Get().mutex_.Unlock(); },
+                     [] { Get().mutex_.Unlock(); });
+      return made;
+    }();
     return *registry;
   }
 
@@ -88,7 +97,11 @@ class Registry {
   absl::StatusOr<MemberPtr> Find(int64_t handle) {
     absl::MutexLock lock(&mutex_);
     const auto found = members_.find(handle);
-    if (found != members_.end()) return found->second;
+    if (found != members_.end()) {
+      // Before anybody waits for the member's lock, which a thread of the parent may have held.
+      STOKER_RETURN_IF_ERROR(found->second->communicator->CheckProcess());
+      return found->second;
+    }
     return absl::NotFoundError(
         absl::StrCat("communicator ", handle,
                      " is not open in this process; was it closed, or made for another "
@@ -175,7 +188,8 @@ absl::StatusOr<int64_t> CreateMember(const StokerGroup& group) {
   int stoker_close(int64_t handle, int64_t timeout_ms, char* error, int64_t bytes) {               \
     auto& registry = ::stoker::ops::Registry<Kind::Communicator>::Get();                           \
     auto member = registry.Find(handle);                                                           \
-    if (!member.ok()) return 0; /* closed before */                                                \
+    if (absl::IsNotFound(member.status())) return 0; /* closed before */                           \
+    if (!member.ok()) return ::stoker::ops::Report(member.status(), error, bytes);                 \
     absl::MutexLock lock(&(*member)->launching);                                                   \
     const absl::Status status =                                                                    \
         (*member)->communicator->Close(*(*member)->exchange, absl::Milliseconds(timeout_ms));      \

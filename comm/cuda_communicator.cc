@@ -37,8 +37,8 @@ absl::StatusOr<std::unique_ptr<CudaCommunicator>> CudaCommunicator::Create(
   auto communicator = std::unique_ptr<CudaCommunicator>(new CudaCommunicator());
   // What may fail on one rank alone is followed by a word to the others, so that they learn it now
   // and not by the set-up deadline.
-  STOKER_RETURN_IF_ERROR(exchange.AllSucceeded(
-      "choosing devices", communicator->ChooseDevice(cuda.device), options.setup_timeout));
+  STOKER_RETURN_IF_ERROR(exchange.AllSucceeded("choosing devices", communicator->ChooseDevice(cuda),
+                                               options.setup_timeout));
   DeviceScope scope(communicator->device_);
 
   STOKER_ASSIGN_OR_RETURN(const EnvironmentVariables environment, EnvironmentVariables::Read());
@@ -75,7 +75,8 @@ CudaCommunicator::~CudaCommunicator() {
   Free(/*own_too=*/plan_.world <= 1);
 }
 
-absl::Status CudaCommunicator::ChooseDevice(int device) {
+absl::Status CudaCommunicator::ChooseDevice(const CudaOptions& options) {
+  const int device = options.device;
   int count = 0;
   STOKER_CUDA(cudaGetDeviceCount(&count));
   if (device >= count) {
@@ -83,7 +84,13 @@ absl::Status CudaCommunicator::ChooseDevice(int device) {
         absl::StrCat("device ", device, ": this process sees ", count, " CUDA devices"));
   }
   device_ = device;
-  return device < 0 ? CudaStatus(cudaGetDevice(&device_), "cudaGetDevice") : absl::OkStatus();
+  if (device < 0) STOKER_CUDA(cudaGetDevice(&device_));
+  int sms = 0;
+  STOKER_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device_));
+  if (options.sm_budget >= 0 && options.sm_budget <= sms) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("SM budget of ", options.sm_budget, ": device ", device_, " has ", sms,
+                   " SMs; ask for 1 to that many, or 0 for all that the group leaves"));
 }
 
 absl::Status CudaCommunicator::Allocate() {

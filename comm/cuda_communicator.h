@@ -95,7 +95,7 @@ class CudaCommunicator {
  private:
   struct Address;
   CudaCommunicator() = default;
-  absl::Status ChooseDevice(int device);
+  absl::Status ChooseDevice(const CudaOptions& options);
   absl::Status Allocate();
   absl::Status Connect(RankExchange& exchange, absl::Duration timeout);
   absl::Status MapPeer(int peer, const Address& theirs, uint64_t own_process);

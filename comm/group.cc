@@ -33,28 +33,37 @@ struct Proposal {
 absl::Status CheckOptions(const GroupOptions& options, int world) {
   if (world < 1 || world > kWorldMax) {
     return absl::InvalidArgumentError(
-        absl::StrCat("world size ", world, ": 1 to ", kWorldMax, " ranks are supported"));
+        absl::StrCat("world size ", world, ": 1 to ", kWorldMax,
+                     " ranks are supported; use NCCL for larger groups"));
   }
   if (options.name.empty() || options.name.size() > 40 ||
       !std::all_of(options.name.begin(), options.name.end(), [](unsigned char c) {
         return absl::ascii_isalnum(c) || c == '_' || c == '-';
       })) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "group name \"", options.name, "\" must have 1 to 40 characters of [a-zA-Z0-9_-]"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("group name \"", options.name,
+                     "\" must have 1 to 40 characters of [a-zA-Z0-9_-]; choose another"));
   }
   if (options.capacity < 1 || options.capacity > 65536) {
     return absl::InvalidArgumentError(
-        absl::StrCat("capacity ", options.capacity, ": 1 to 65536 tokens are supported"));
+        absl::StrCat("capacity ", options.capacity,
+                     ": 1 to 65536 tokens are supported; larger calls go through NCCL"));
   }
   if (options.hidden_max < kPacketElements || options.hidden_max > kHiddenMax ||
       options.hidden_max % kPacketElements != 0) {
     return absl::InvalidArgumentError(absl::StrCat("largest hidden size ", options.hidden_max,
-                                                   ": a multiple of 8 from 8 to ", kHiddenMax));
+                                                   ": a multiple of 8 from 8 to ", kHiddenMax,
+                                                   " is supported; round it up"));
   }
   if (options.nccl_tokens_max < 0 || options.nccl_tokens_max > kNcclTokensMax) {
-    return absl::InvalidArgumentError(absl::StrCat("most tokens through NCCL ",
-                                                   options.nccl_tokens_max, ": 0 (none) to ",
-                                                   kNcclTokensMax, " are supported"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("most tokens through NCCL ", options.nccl_tokens_max, ": 0 (none) to ",
+                     kNcclTokensMax, " are supported; split larger calls"));
+  }
+  if (options.setup_timeout < absl::Milliseconds(1) || options.setup_timeout > absl::Hours(24)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("set-up timeout of ", absl::FormatDuration(options.setup_timeout),
+                     ": 1 ms to 24 h are supported; a minute is the default"));
   }
   return absl::OkStatus();
 }
@@ -65,7 +74,8 @@ absl::StatusOr<int64_t> Deadline(absl::Duration option, const EnvironmentVariabl
   if (option != absl::ZeroDuration()) ms = absl::ToInt64Milliseconds(option);
   if (ms < 1 || ms > kTimeoutMsMax) {
     return absl::InvalidArgumentError(
-        absl::StrCat("timeout of ", ms, " ms: 1 to ", kTimeoutMsMax, " (24 h) are supported"));
+        absl::StrCat("timeout of ", ms, " ms: 1 to ", kTimeoutMsMax,
+                     " (24 h) are supported; leave it out for the default"));
   }
   return ms * 1'000'000;
 }

@@ -118,6 +118,15 @@ class Registry {
   int64_t last_ = 0;
 };
 
+// "rank 1 of 4"; nothing for a rank alone, or if there is no such communicator.
+template <class Communicator>
+std::string NameRank(int64_t handle) {
+  const auto member = Registry<Communicator>::Get().Find(handle);
+  if (!member.ok()) return "";
+  const comm::GroupPlan& plan = (*member)->communicator->plan();
+  return plan.world == 1 ? "" : absl::StrCat("rank ", plan.rank, " of ", plan.world);
+}
+
 inline int Report(const absl::Status& status, char* error, int64_t error_bytes) {
   if (error != nullptr && error_bytes > 0) {
     const std::string message(status.message());

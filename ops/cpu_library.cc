@@ -50,6 +50,7 @@ struct CpuDevice {
     absl::MutexLock lock(&(*member)->launching);
     return moe::AllReduce(*(*member)->communicator, call.shape, call.input, call.output, options);
   }
+  static std::string NameRank(int64_t handle) { return ops::NameRank<Communicator>(handle); }
   static absl::Status LocalFinalize(const LocalFinalizeCall& call) {
     return moe::MoeFinalizeOnCpu(call.shape, call.finalize, call.output);
   }

@@ -26,10 +26,15 @@ struct CudaDevice {
   }
 
   template <class Launch>
-  static absl::Status OnCurrentStream(int64_t handle, const Launch& launch) {
+  static absl::Status OnCurrentStream(int64_t handle, int32_t device, const Launch& launch) {
     auto member = Registry<Communicator>::Get().Find(handle);
     if (!member.ok()) return member.status();
     Communicator& communicator = *(*member)->communicator;
+    if (device != communicator.device()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the tensors are on cuda:", device, " and the communicator is on cuda:",
+                       communicator.device(), "; move them, or create one on their device"));
+    }
     void* stream = nullptr;
     if (aoti_torch_get_current_cuda_stream(communicator.device(), &stream) != 0) {
       return absl::InternalError("torch gave no current CUDA stream");
@@ -39,31 +44,36 @@ struct CudaDevice {
   }
   static absl::Status Finalize(int64_t handle, const FinalizeCall& call,
                                const moe::LaunchOptions& options) {
-    return OnCurrentStream(handle, [&](Communicator& communicator, cudaStream_t stream) {
-      return moe::MoeFinalizeAllReduceRmsNorm(communicator, call.shape, call.finalize, call.norm,
-                                              options, stream);
-    });
+    return OnCurrentStream(
+        handle, call.device, [&](Communicator& communicator, cudaStream_t stream) {
+          return moe::MoeFinalizeAllReduceRmsNorm(communicator, call.shape, call.finalize,
+                                                  call.norm, options, stream);
+        });
   }
   static absl::Status Reduction(int64_t handle, const ReductionCall& call,
                                 const moe::LaunchOptions& options) {
-    return OnCurrentStream(handle, [&](Communicator& communicator, cudaStream_t stream) {
-      return moe::MoeReduceAllReduceRmsNorm(communicator, call.shape, call.reduction, call.norm,
-                                            options, stream);
-    });
+    return OnCurrentStream(
+        handle, call.device, [&](Communicator& communicator, cudaStream_t stream) {
+          return moe::MoeReduceAllReduceRmsNorm(communicator, call.shape, call.reduction, call.norm,
+                                                options, stream);
+        });
   }
   static absl::Status Plain(int64_t handle, const PlainCall& call,
                             const moe::LaunchOptions& options) {
-    return OnCurrentStream(handle, [&](Communicator& communicator, cudaStream_t stream) {
-      return moe::AllReduceRmsNorm(communicator, call.shape, call.input, call.norm, options,
-                                   stream);
-    });
+    return OnCurrentStream(handle, call.device,
+                           [&](Communicator& communicator, cudaStream_t stream) {
+                             return moe::AllReduceRmsNorm(communicator, call.shape, call.input,
+                                                          call.norm, options, stream);
+                           });
   }
   static absl::Status AllReduce(int64_t handle, const AllReduceCall& call,
                                 const moe::LaunchOptions& options) {
-    return OnCurrentStream(handle, [&](Communicator& communicator, cudaStream_t stream) {
-      return moe::AllReduce(communicator, call.shape, call.input, call.output, options, stream);
-    });
+    return OnCurrentStream(
+        handle, call.device, [&](Communicator& communicator, cudaStream_t stream) {
+          return moe::AllReduce(communicator, call.shape, call.input, call.output, options, stream);
+        });
   }
+  static std::string NameRank(int64_t handle) { return ops::NameRank<Communicator>(handle); }
   static absl::Status LocalFinalize(const LocalFinalizeCall& call) {
     const torch::stable::accelerator::DeviceGuard guard(call.device);
     void* stream = nullptr;

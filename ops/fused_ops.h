@@ -9,18 +9,32 @@
 //                                             const moe::LaunchOptions&);
 //                   static absl::Status AllReduce(int64_t communicator, const AllReduceCall&,
 //                                                 const moe::LaunchOptions&);
-//                   static absl::Status LocalFinalize(const LocalFinalizeCall&); };
+//                   static absl::Status LocalFinalize(const LocalFinalizeCall&);
+//                   // "rank 1 of 4", or nothing for a rank alone.
+//                   static std::string NameRank(int64_t communicator); };
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
+#include <exception>
 #include <optional>
+#include <string>
 #include <tuple>
 
 #include "ops/tensor_arguments.h"
 
 namespace stoker::ops {
+
+// Runs `body`, with the rank in front of what it throws.
+template <class Device, class Body>
+void OnRank(int64_t communicator, const Body& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    ThrowNaming(Device::NameRank(communicator), error.what());
+  }
+}
 
 template <class Device>
 void FinalizeOut(Tensor rows, Tensor indices, std::optional<Tensor> weights, Tensor gamma,
@@ -28,19 +42,23 @@ void FinalizeOut(Tensor rows, Tensor indices, std::optional<Tensor> weights, Ten
                  std::optional<Tensor> residual, double eps, double weight_bias,
                  double routed_scaling_factor, bool fp32_residual, int64_t site,
                  bool programmatic_launch, Tensor residual_out, Tensor norm_out) {
-  const FinalizeCall call =
-      MakeFinalizeCall(rows, indices, weights, shared, cold, routed_scaling_factor,
-                       {gamma, residual, eps, weight_bias, fp32_residual}, residual_out, norm_out);
-  ThrowIfError(Device::Finalize(communicator, call, MakeOptions(site, programmatic_launch)));
+  OnRank<Device>(communicator, [&] {
+    const FinalizeCall call = MakeFinalizeCall(
+        rows, indices, weights, shared, cold, routed_scaling_factor,
+        {gamma, residual, eps, weight_bias, fp32_residual}, residual_out, norm_out);
+    ThrowIfError(Device::Finalize(communicator, call, MakeOptions(site, programmatic_launch)));
+  });
 }
 
 template <class Device>
 void PlainOut(Tensor input, Tensor gamma, int64_t communicator, std::optional<Tensor> residual,
               double eps, double weight_bias, bool fp32_residual, int64_t site,
               bool programmatic_launch, Tensor residual_out, Tensor norm_out) {
-  const PlainCall call = MakePlainCall(input, {gamma, residual, eps, weight_bias, fp32_residual},
-                                       residual_out, norm_out);
-  ThrowIfError(Device::Plain(communicator, call, MakeOptions(site, programmatic_launch)));
+  OnRank<Device>(communicator, [&] {
+    const PlainCall call = MakePlainCall(input, {gamma, residual, eps, weight_bias, fp32_residual},
+                                         residual_out, norm_out);
+    ThrowIfError(Device::Plain(communicator, call, MakeOptions(site, programmatic_launch)));
+  });
 }
 
 template <class Device>
@@ -48,10 +66,12 @@ void ReductionOut(Tensor rows, Tensor scales, Tensor gamma, int64_t communicator
                   std::optional<Tensor> shared, std::optional<Tensor> residual, double eps,
                   double weight_bias, bool fp32_residual, int64_t site, bool programmatic_launch,
                   Tensor residual_out, Tensor norm_out) {
-  const ReductionCall call =
-      MakeReductionCall(rows, scales, shared, {gamma, residual, eps, weight_bias, fp32_residual},
-                        residual_out, norm_out);
-  ThrowIfError(Device::Reduction(communicator, call, MakeOptions(site, programmatic_launch)));
+  OnRank<Device>(communicator, [&] {
+    const ReductionCall call =
+        MakeReductionCall(rows, scales, shared, {gamma, residual, eps, weight_bias, fp32_residual},
+                          residual_out, norm_out);
+    ThrowIfError(Device::Reduction(communicator, call, MakeOptions(site, programmatic_launch)));
+  });
 }
 
 // [tokens, H], H that of `like`, whose last dimension it is.
@@ -122,8 +142,10 @@ Tensor LocalFinalizeNew(Tensor rows, Tensor indices, std::optional<Tensor> weigh
 template <class Device>
 void AllReduceOut(Tensor input, int64_t communicator, int64_t site, bool programmatic_launch,
                   Tensor out) {
-  ThrowIfError(Device::AllReduce(communicator, MakeAllReduceCall(input, out),
-                                 MakeOptions(site, programmatic_launch)));
+  OnRank<Device>(communicator, [&] {
+    ThrowIfError(Device::AllReduce(communicator, MakeAllReduceCall(input, out),
+                                   MakeOptions(site, programmatic_launch)));
+  });
 }
 
 template <class Device>

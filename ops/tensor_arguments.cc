@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 
 namespace stoker::ops {
 namespace {
@@ -31,6 +32,18 @@ const char* Name(ScalarType type) {
       return "int32";
     case ScalarType::Long:
       return "int64";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::Float8_e4m3fn:
+      return "float8_e4m3fn";
     default:
       return "another dtype";
   }
@@ -52,11 +65,17 @@ void CheckSizes(const char* name, const Tensor& tensor, std::initializer_list<in
   }
 }
 
+int32_t DeviceOf(const Tensor& tensor) { return tensor.is_cuda() ? tensor.get_device() : 0; }
+
+std::string NameDevice(const Tensor& tensor) {
+  return tensor.is_cuda() ? absl::StrCat("cuda:", DeviceOf(tensor)) : "the CPU";
+}
+
 void CheckLayout(const char* name, const Tensor& tensor, const Tensor& reference) {
   if (!tensor.is_contiguous()) Throw(absl::StrCat(name, " is not contiguous; call .contiguous()"));
-  if (tensor.is_cuda() != reference.is_cuda() ||
-      (tensor.is_cuda() && tensor.get_device() != reference.get_device())) {
-    Throw(absl::StrCat(name, " is on another device than the other tensors"));
+  if (tensor.is_cuda() != reference.is_cuda() || DeviceOf(tensor) != DeviceOf(reference)) {
+    Throw(absl::StrCat(name, " is on ", NameDevice(tensor), " and the rows are on ",
+                       NameDevice(reference), "; all tensors of a call must be on one device"));
   }
 }
 
@@ -168,6 +187,7 @@ FinalizeCall MakeFinalizeCall(const Tensor& rows, const Tensor& indices,
                               const Tensor& norm_out) {
   FinalizeCall call;
   call.shape = MakeRoutedShape(rows, indices);
+  call.device = DeviceOf(rows);
   call.finalize =
       MakeFinalize(rows, indices, weights, shared, cold, routed_scaling_factor, call.shape);
   call.norm = MakeNorm(norm, rows, call.shape, residual_out, norm_out);
@@ -186,7 +206,7 @@ LocalFinalizeCall MakeLocalFinalizeCall(const Tensor& rows, const Tensor& indice
       MakeFinalize(rows, indices, weights, shared, cold, routed_scaling_factor, call.shape);
   call.output = const_cast<void*>(Rows("out", output, rows, call.shape));
   call.programmatic_launch = programmatic_launch;
-  call.device = rows.is_cuda() ? rows.get_device() : 0;
+  call.device = DeviceOf(rows);
   return call;
 }
 
@@ -199,6 +219,7 @@ ReductionCall MakeReductionCall(const Tensor& rows, const Tensor& scales,
   }
   ReductionCall call;
   call.shape = MakeShape("rows", rows, rows.size(1), rows.size(2));
+  call.device = DeviceOf(rows);
   CheckLayout("scales", scales, rows);
   CheckType("scales", scales, ScalarType::Float);
   CheckSizes("scales", scales, {rows.size(0), rows.size(1)});
@@ -216,6 +237,7 @@ PlainCall MakePlainCall(const Tensor& input, const NormInputs& norm, const Tenso
   PlainCall call;
   CheckMatrix("input", input);
   call.shape = MakeShape("input", input, input.size(0), input.size(1));
+  call.device = DeviceOf(input);
   call.input = input.const_data_ptr();
   call.norm = MakeNorm(norm, input, call.shape, residual_out, norm_out);
   return call;
@@ -225,6 +247,7 @@ AllReduceCall MakeAllReduceCall(const Tensor& input, const Tensor& out) {
   AllReduceCall call;
   CheckMatrix("input", input);
   call.shape = MakeShape("input", input, input.size(0), input.size(1));
+  call.device = DeviceOf(input);
   call.input = input.const_data_ptr();
   call.output = const_cast<void*>(Rows("out", out, input, call.shape));
   return call;
@@ -270,6 +293,11 @@ moe::LaunchOptions MakeOptions(int64_t site, bool programmatic_launch) {
   options.site = static_cast<uint32_t>(site);
   options.programmatic_launch = programmatic_launch;
   return options;
+}
+
+void ThrowNaming(const std::string& rank, const std::string& message) {
+  if (rank.empty()) throw std::runtime_error(message);
+  Throw(absl::StrCat(rank, ": ", absl::StripPrefix(message, "stoker: ")));
 }
 
 void ThrowIfError(const absl::Status& status) {

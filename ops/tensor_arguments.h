@@ -26,26 +26,31 @@ struct NormInputs {
   bool fp32_residual;
 };
 
+// `device`: the CUDA ordinal of all tensors of a call; meaningless on the CPU.
 struct FinalizeCall {
   moe::Shape shape;
+  int32_t device = 0;
   moe::FinalizeArguments finalize;
   moe::NormArguments norm;
 };
 
 struct ReductionCall {
   moe::Shape shape;
+  int32_t device = 0;
   moe::ReductionArguments reduction;
   moe::NormArguments norm;
 };
 
 struct PlainCall {
   moe::Shape shape;
+  int32_t device = 0;
   const void* input = nullptr;
   moe::NormArguments norm;
 };
 
 struct AllReduceCall {
   moe::Shape shape;
+  int32_t device = 0;
   const void* input = nullptr;
   void* output = nullptr;
 };
@@ -56,7 +61,7 @@ struct LocalFinalizeCall {
   moe::FinalizeArguments finalize;
   void* output = nullptr;
   bool programmatic_launch = false;
-  int32_t device = 0;  // of the rows; meaningless on the CPU
+  int32_t device = 0;
 };
 
 FinalizeCall MakeFinalizeCall(const Tensor& rows, const Tensor& indices,
@@ -84,6 +89,8 @@ moe::LaunchOptions MakeOptions(int64_t site, bool programmatic_launch);
 void CheckOffloadArguments(const Tensor& hidden, const Tensor& topk_ids,
                            const Tensor& topk_weights);
 
+// Throws `message`, which Throw... made, anew with `rank` in front; as it is for an empty rank.
+[[noreturn]] void ThrowNaming(const std::string& rank, const std::string& message);
 // Throws the status's message unless it is OK.
 void ThrowIfError(const absl::Status& status);
 

@@ -1,6 +1,23 @@
 """Fake kernels: the shapes and dtypes of the ops' results, for torch.compile and export."""
 
+import functools
+
 import torch
+
+
+def _on_one_device(kernel):
+    """A tensor on the meta device beside others brings a call here: what it would return was never computed."""
+
+    @functools.wraps(kernel)
+    def checked(*args, **kwargs):
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        devices = sorted({str(tensor.device) for tensor in tensors})
+        if len(devices) > 1:
+            raise RuntimeError(f"stoker: the tensors are on {', '.join(devices)}; all tensors of a call must be on one "
+                               "device")
+        return kernel(*args, **kwargs)
+
+    return checked
 
 
 def _finalize(rows, indices, weights, gamma, communicator, *, shared=None, cold=None, residual=None, eps=1e-6,
@@ -37,14 +54,14 @@ def _nothing(*args, **kwargs):
 
 
 def register_fake_kernels() -> None:
-    torch.library.register_fake("stoker::moe_finalize_allreduce_rmsnorm", _finalize)
-    torch.library.register_fake("stoker::moe_finalize_allreduce_rmsnorm.out", _nothing)
-    torch.library.register_fake("stoker::moe_reduce_allreduce_rmsnorm", _reduce)
-    torch.library.register_fake("stoker::moe_reduce_allreduce_rmsnorm.out", _nothing)
-    torch.library.register_fake("stoker::allreduce_rmsnorm", _plain)
-    torch.library.register_fake("stoker::allreduce_rmsnorm.out", _nothing)
-    torch.library.register_fake("stoker::all_reduce", _all_reduce)
-    torch.library.register_fake("stoker::all_reduce.out", _nothing)
-    torch.library.register_fake("stoker::moe_finalize", _local_finalize)
-    torch.library.register_fake("stoker::moe_finalize.out", _nothing)
-    torch.library.register_fake("stoker::offload_experts", _offload)
+    torch.library.register_fake("stoker::moe_finalize_allreduce_rmsnorm", _on_one_device(_finalize))
+    torch.library.register_fake("stoker::moe_finalize_allreduce_rmsnorm.out", _on_one_device(_nothing))
+    torch.library.register_fake("stoker::moe_reduce_allreduce_rmsnorm", _on_one_device(_reduce))
+    torch.library.register_fake("stoker::moe_reduce_allreduce_rmsnorm.out", _on_one_device(_nothing))
+    torch.library.register_fake("stoker::allreduce_rmsnorm", _on_one_device(_plain))
+    torch.library.register_fake("stoker::allreduce_rmsnorm.out", _on_one_device(_nothing))
+    torch.library.register_fake("stoker::all_reduce", _on_one_device(_all_reduce))
+    torch.library.register_fake("stoker::all_reduce.out", _on_one_device(_nothing))
+    torch.library.register_fake("stoker::moe_finalize", _on_one_device(_local_finalize))
+    torch.library.register_fake("stoker::moe_finalize.out", _on_one_device(_nothing))
+    torch.library.register_fake("stoker::offload_experts", _on_one_device(_offload))

@@ -52,6 +52,24 @@ def _gather_objects(group, mine, timeout_ms):
     return gathered
 
 
+def _name_rank(group):
+    """What stands in front of this rank's errors; nothing for a rank alone."""
+    return "" if group is None else f"rank {dist.get_rank(group)} of {dist.get_world_size(group)}: "
+
+
+_INT_MAX = 2**31 - 1
+
+
+def _check_options(seconds, **whole):
+    """What ctypes would cut or misread; the library checks the ranges."""
+    for name, value in whole.items():
+        if not isinstance(value, int) or isinstance(value, bool) or not -_INT_MAX <= value <= _INT_MAX:
+            raise StokerError(f"stoker: {name}={value!r}: a whole number below 2^31 is needed")
+    for name, value in seconds.items():
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.001 <= value <= 86400:
+            raise StokerError(f"stoker: {name}={value!r}: 0.001 to 86400 seconds (24 h) are supported")
+
+
 def _refuse_unsupported(group, ordinal, setup_timeout):
     """Raises UnsupportedGroupError on all ranks, or on none."""
     refused = group_facts.world_refusal(1 if group is None else dist.get_world_size(group))
@@ -59,10 +77,10 @@ def _refuse_unsupported(group, ordinal, setup_timeout):
         try:
             everyone = _gather_objects(group, group_facts.of_this_rank(ordinal), int(setup_timeout * 1000))
         except RuntimeError as error:
-            raise StokerError(f"stoker: agreeing on the plan: {error}") from error
+            raise StokerError(f"stoker: {_name_rank(group)}agreeing on the plan: {error}") from error
         refused = group_facts.refusal(everyone)
     if refused is not None:
-        raise UnsupportedGroupError(*refused)
+        raise UnsupportedGroupError(refused[0], _name_rank(group) + refused[1])
 
 
 def _refuse_in_capture(device, what):
@@ -103,8 +121,9 @@ class Communicator:
     per communicator; launches must also be ordered on the device (one stream).
     """
 
-    def __init__(self, library, handle, device, gather):
+    def __init__(self, library, handle, device, gather, rank=""):
         self._library = library
+        self._rank = rank  # in front of its errors
         self._gather = gather  # the library calls it until it is closed
         self.handle = handle
         self.device = device
@@ -126,6 +145,9 @@ class Communicator:
         Raises StokerError naming what is wrong or who is missing; UnsupportedGroupError on all ranks where the group is
         beyond what is supported; StokerError while a CUDA graph is captured.
         """
+        limits = {"setup_timeout": setup_timeout} | ({} if timeout is None else {"timeout": timeout})
+        _check_options(limits, max_tokens=max_tokens, hidden_max=hidden_max, sm_budget=sm_budget,
+                       nccl_max_tokens=nccl_max_tokens or 0)
         device = torch.device(device)
         if device.type == "cpu":
             library, ordinal = _library.cpu_library(), -1
@@ -151,16 +173,17 @@ class Communicator:
                          nccl_tokens_max=_NCCL_MAX_TOKENS if nccl_max_tokens is None else nccl_max_tokens,
                          nccl_optional=nccl_max_tokens is None,
                          setup_timeout_ms=int(setup_timeout * 1000),
-                         timeout_ms=0 if timeout is None else max(1, int(timeout * 1000)), gather=gather, user=None)
+                         timeout_ms=0 if timeout is None else int(timeout * 1000), gather=gather, user=None)
         handle = ctypes.c_int64(0)
-        cls._call(library.stoker_create, ctypes.byref(options), ctypes.byref(handle))
-        return cls(library, handle.value, device, gather)
+        communicator = cls(library, 0, device, gather, _name_rank(group))
+        communicator._call(library.stoker_create, ctypes.byref(options), ctypes.byref(handle))
+        communicator.handle = handle.value
+        return communicator
 
-    @staticmethod
-    def _call(function, *arguments):
+    def _call(self, function, *arguments):
         error = ctypes.create_string_buffer(_MESSAGE_BYTES)
         if function(*arguments, error, ctypes.c_int64(_MESSAGE_BYTES)) != 0:
-            raise StokerError("stoker: " + error.value.decode(errors="replace"))
+            raise StokerError(f"stoker: {self._rank}{error.value.decode(errors='replace')}")
 
     def health(self) -> str | None:
         """None, or the first failure that any rank of the group reported."""
@@ -176,15 +199,18 @@ class Communicator:
 
     def set_timeout(self, seconds: float) -> None:
         """How long launches may wait from now on, captured graphs included."""
+        _check_options({"seconds": seconds})
         self._call(self._library.stoker_set_timeout, ctypes.c_int64(self.handle), ctypes.c_int64(int(seconds * 1000)))
 
     def reset(self, timeout: float = 60.0) -> None:
         """Collective: brings a failed group back."""
+        _check_options({"timeout": timeout})
         _refuse_in_capture(self.device, "a communicator cannot be reset")
         self._call(self._library.stoker_reset, ctypes.c_int64(self.handle), ctypes.c_int64(int(timeout * 1000)))
 
     def close(self, timeout: float = 60.0) -> None:
         """Collective, idempotent, bounded."""
+        _check_options({"timeout": timeout})
         _refuse_in_capture(self.device, "a communicator cannot be closed")
         self._call(self._library.stoker_close, ctypes.c_int64(self.handle), ctypes.c_int64(int(timeout * 1000)))
 

@@ -100,6 +100,7 @@ def _two_engines(rank, world):
     for seed in range(4):
         _launch(first, rank, world, seed)
         _launch(second, rank, world, seed + 10)
+    dist.barrier()  # an abort stops launches: the peer's last one has to be over
     second.abort()
     assert first.health() is None
     _launch(first, rank, world, 20)  # what befalls one does not touch the other
@@ -110,4 +111,5 @@ def _two_engines(rank, world):
 
 
 def test_two_engines_in_a_process_have_workspaces_of_their_own():
-    assert all(isinstance(result, int) for result in run(2, _two_engines))
+    results = run(2, _two_engines)
+    assert all(isinstance(result, int) for result in results), results

@@ -1,10 +1,13 @@
 """The ops in one process: a group of one rank on the CPU."""
 
+import os
+
 import pytest
 import torch
 
 import reference
 import stoker
+from stoker import _library
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +177,7 @@ BAD = {
     "indices int64": (lambda i: i.update(indices=i["indices"].long()), "indices is int64; int32"),
     "indices flat": (lambda i: i.update(indices=i["indices"].flatten()), r"indices has the shape \[12\]"),
     "weights shape": (lambda i: i.update(weights=i["weights"][:, :2].contiguous()), r"weights has the shape \[3, 2\]"),
-    "weights dtype": (lambda i: i.update(weights=i["weights"].double()), "weights is another dtype"),
+    "weights dtype": (lambda i: i.update(weights=i["weights"].double()), "weights is float64"),
     "gamma shape": (lambda i: i.update(gamma=i["gamma"][:32].contiguous()), r"gamma has the shape \[32\]; \[64\]"),
     "rows strided": (lambda i: i.update(rows=i["rows"].t().contiguous().t()), "rows is not contiguous"),
     "shared shape": (lambda i: i.update(shared=i["shared"][:2].contiguous()), r"shared has the shape \[2, 64\]"),
@@ -208,12 +211,62 @@ def test_a_launch_beyond_the_plan_is_refused(tokens, hidden, message):
 
 
 def test_options_out_of_range_are_refused():
-    for options, message in [(dict(hidden_max=12), "multiple of 8"), (dict(max_tokens=0), "capacity 0"),
-                             (dict(name="a b"), "group name"), (dict(timeout=1e6), "24 h"),
-                             (dict(hidden_max=16392), "16384")]:
+    for options, message in [(dict(hidden_max=12), "hidden size 12: a multiple of 8 from 8 to 16384 .* round it up"),
+                             (dict(hidden_max=16392), "16392: a multiple of 8 from 8 to 16384"),
+                             (dict(max_tokens=0), "capacity 0: 1 to 65536 tokens .* larger calls go through NCCL"),
+                             (dict(max_tokens=65537), "capacity 65537: 1 to 65536"),
+                             (dict(max_tokens=2**32 + 8), "max_tokens=4294967304: a whole number below 2.31"),
+                             (dict(max_tokens=8.0), "max_tokens=8.0: a whole number"),
+                             (dict(sm_budget=True), "sm_budget=True: a whole number"),
+                             (dict(nccl_max_tokens=0.5), "nccl_max_tokens=0.5: a whole number"),
+                             (dict(name="a b"), 'group name "a b" must have 1 to 40 .* choose another'),
+                             (dict(timeout=1e6), r"timeout=1000000.0: 0.001 to 86400 seconds \(24 h\)"),
+                             (dict(timeout=0), "timeout=0: 0.001 to"), (dict(timeout=-1.0), "timeout=-1.0: 0.001 to"),
+                             (dict(timeout=float("nan")), "timeout=nan: 0.001 to"),
+                             (dict(setup_timeout=float("inf")), "setup_timeout=inf: 0.001 to"),
+                             (dict(setup_timeout=0), "setup_timeout=0: 0.001 to")]:
         arguments = dict(device="cpu", max_tokens=8, hidden_max=64, name="range")
         with pytest.raises(stoker.StokerError, match=message):
             stoker.Communicator.from_process_group(**{**arguments, **options})
+
+
+@pytest.mark.parametrize("name", ["rows", "indices", "weights", "gamma", "shared", "residual"])
+def test_a_tensor_on_the_meta_device_among_others_is_refused(communicator, name):
+    inputs = reference.make_inputs(3, 64, 4, rank=0)
+    inputs[name] = inputs[name].to("meta")
+    with pytest.raises(RuntimeError, match="the tensors are on cpu, meta; all tensors of a call must be on one device"):
+        call(communicator, inputs)
+
+
+def test_meta_tensors_alone_give_shapes(communicator):
+    inputs = {name: tensor.to("meta") for name, tensor in reference.make_inputs(3, 64, 4, rank=0).items()}
+    residual, norm = call(communicator, inputs)
+    assert residual.is_meta and norm.is_meta and residual.shape == norm.shape == (3, 64)
+
+
+def test_a_child_of_fork_is_refused_and_the_parent_goes_on():
+    with stoker.Communicator.from_process_group(device="cpu", max_tokens=8, hidden_max=64, name="forked",
+                                                timeout=5) as communicator:
+        inputs = reference.make_inputs(3, 64, 4, rank=0)
+        child = os.fork()
+        if child == 0:
+            said = [communicator.health()]
+            for use in (communicator.close, communicator.abort, communicator.reset, lambda: call(communicator, inputs)):
+                try:
+                    use()
+                    said.append("nothing")
+                except RuntimeError as error:
+                    said.append(str(error))
+            os._exit(0 if all("was forked from it and cannot use it" in str(words) for words in said) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        call(communicator, inputs)
+        assert communicator.health() is None
+
+
+def test_a_missing_library_is_named_with_the_places_and_the_remedy(monkeypatch, tmp_path):
+    monkeypatch.setattr(_library, "_FOLDERS", (tmp_path / "a", tmp_path / "b"))
+    with pytest.raises(ImportError, match=r"libstoker_cpu.so is missing \(looked in .*/a, .*/b\); build //ops"):
+        _library._find("libstoker_cpu.so")
 
 
 def test_a_closed_handle_is_an_error_and_closing_again_is_not():

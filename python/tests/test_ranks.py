@@ -56,8 +56,9 @@ def _mismatch(rank, world):
 
 
 def test_six_tokens_against_seven_is_reported_on_both_sides_and_reset_works():
-    for result in run(2, _mismatch):
-        assert result.startswith("reported") and "6 tokens" in result and "7 tokens" in result, result
+    for rank, result in enumerate(run(2, _mismatch)):
+        assert result.startswith(f"reported stoker: rank {rank} of 2: "), result
+        assert "6 tokens" in result and "7 tokens" in result, result
 
 
 def _missing(rank, world):
@@ -87,5 +88,25 @@ def _plans_differ(rank, world):
 
 
 def test_different_hidden_sizes_are_refused_with_both_values():
-    for result in run(2, _plans_differ):
+    for rank, result in enumerate(run(2, _plans_differ)):
+        assert result.startswith(f"stoker: rank {rank} of 2: "), result
         assert "largest hidden size differs" in result and "64" in result and "128" in result, result
+
+
+def _bad_input(rank, world):
+    with stoker.Communicator.from_process_group(device="cpu", max_tokens=16, hidden_max=64, name="bad",
+                                                timeout=30) as communicator:
+        inputs = reference.make_inputs(3, 64, 4, rank)
+        said = []
+        for gamma in (inputs["gamma"].double(), inputs["gamma"][:8].contiguous()):
+            try:
+                torch.ops.stoker.allreduce_rmsnorm(inputs["shared"], gamma, communicator.handle)
+            except RuntimeError as error:
+                said.append(str(error))
+        return said
+
+
+def test_errors_of_arguments_name_the_rank_too():
+    for rank, (dtype, shape) in enumerate(run(2, _bad_input)):
+        assert dtype.startswith(f"stoker: rank {rank} of 2: gamma is float64"), dtype
+        assert shape.startswith(f"stoker: rank {rank} of 2: gamma has the shape [8]; [64]"), shape

@@ -207,7 +207,7 @@ def test_a_failed_worker_ends_the_engine_with_the_report(model, installed):
     everything = done.stdout + done.stderr
     assert "FAILED NOW" in done.stdout, everything[-4000:]
     assert done.returncode != 0 and "RESULT" not in done.stdout
-    assert "stoker: the group was stopped by the host of rank 1" in everything, everything[-4000:]
+    assert "the group was stopped by the host of rank 1" in everything, everything[-4000:]
     assert time.monotonic() - start_time < ENGINE_SECONDS
 
 
@@ -288,7 +288,7 @@ def test_a_failure_in_serving_ends_the_stream_with_the_error_and_the_engine(mode
     assert 10 <= len(got) < 300 and got == healthy[:len(got)], "a token of a failed step reached the client"
     errors = [event for event in events if isinstance(event, dict) and "error" in event]
     assert len(errors) == 1 and [event for event in events if event != "[DONE]"][-1] is errors[0]
-    assert "stoker: the group was stopped by the host of rank 1" in text
+    assert "the group was stopped by the host of rank 1" in text
     assert stream_seconds < 5 and "EngineCore encountered a fatal error" in text
 
 

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
@@ -19,6 +20,9 @@ namespace {
 
 constexpr absl::Duration kCellTimeout = absl::Seconds(60);
 constexpr int kExitStartAgain = 3;
+// What is remembered of a cell beside the names of contenders.
+constexpr char kDone[] = "done";
+constexpr char kWrong[] = "failed";
 // Beside the exit statuses, which are positive.
 constexpr int kDied = -1;
 constexpr int kKilledLate = -2;
@@ -46,16 +50,20 @@ std::string ReadAll(int fd) {
 
 }  // namespace
 
-bool CellRun::Failed(const std::string& name) const {
-  return std::find(failed_.begin(), failed_.end(), name) != failed_.end();
+bool CellRun::Knows(const std::string& what) const {
+  return std::find(known_.begin(), known_.end(), absl::StrCat(cell_, ": ", what)) != known_.end();
+}
+
+void CellRun::Remember(const std::string& what) {
+  known_.push_back(absl::StrCat(cell_, ": ", what));
+  const std::string line = absl::StrCat(known_.back(), "\n");
+  // A pipe takes these few bytes whole, long before anyone reads.
+  if (write(pipe_, line.data(), line.size()) < 0) std::perror("pipe");
 }
 
 void CellRun::ReportFailure(const std::string& name, const absl::Status& status) {
   absl::PrintF("%-34s %s\n", name, status.ToString());
-  const std::string line = absl::StrCat(name, "\n");
-  // A pipe takes these few bytes whole, long before anyone reads.
-  if (write(pipe_, line.data(), line.size()) < 0) std::perror("pipe");
-  failed_.push_back(name);
+  Remember(name);
 }
 
 void CellRun::StartAgain() const {
@@ -63,9 +71,31 @@ void CellRun::StartAgain() const {
   _exit(kExitStartAgain);
 }
 
-absl::Status RunInChild(const std::string& what,
-                        const std::function<absl::Status(CellRun&)>& cell) {
-  std::vector<std::string> failed;
+absl::Status CellRun::RunAll(const std::vector<std::string>& cells,
+                             const std::function<absl::Status(size_t, CellRun&)>& run_cell) {
+  std::vector<std::string> wrong;
+  for (size_t i = 0; i < cells.size(); ++i) {
+    cell_ = cells[i];
+    if (Knows(kWrong)) wrong.push_back(cell_);
+    if (Knows(kWrong) || Knows(kDone)) continue;
+    const absl::Status status = run_cell(i, *this);
+    if (status.ok()) {
+      Remember(kDone);
+      continue;
+    }
+    absl::FPrintF(stderr, "%s: %s\n", cell_, status.ToString());
+    Remember(kWrong);
+    StartAgain();  // the rest in a process that nothing went wrong in
+  }
+  if (wrong.empty()) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(absl::StrJoin(wrong, "; "), " failed"));
+}
+
+absl::Status RunInChild(const std::vector<std::string>& cells,
+                        const std::function<absl::Status(size_t, CellRun&)>& run_cell) {
+  const std::string what = absl::StrJoin(cells, "; ");
+  const absl::Duration timeout = kCellTimeout * static_cast<double>(cells.size());
+  std::vector<std::string> known;
   for (;;) {
     int ends[2];
     if (pipe(ends) != 0) return ErrnoStatus(errno, "pipe");
@@ -74,25 +104,25 @@ absl::Status RunInChild(const std::string& what,
     const pid_t child = fork();
     if (child < 0) return ErrnoStatus(errno, "fork");
     if (child == 0) {
-      CellRun run(failed, writer.get());
-      const absl::Status status = cell(run);
+      CellRun run(known, writer.get());
+      const absl::Status status = run.RunAll(cells, run_cell);
       if (!status.ok()) absl::FPrintF(stderr, "%s\n", status.ToString());
       std::fflush(nullptr);
       _exit(status.ok() ? 0 : 1);
     }
     writer = UniqueFd();
-    const int exit = Wait(child, absl::Now() + kCellTimeout);
+    const int exit = Wait(child, absl::Now() + timeout);
     if (exit == 0) return absl::OkStatus();
     if (exit == kDied) return absl::InternalError(absl::StrCat(what, " died of a signal"));
     if (exit == kKilledLate) {
       return absl::DeadlineExceededError(
-          absl::StrCat(what, " did not end within ", absl::FormatDuration(kCellTimeout)));
+          absl::StrCat(what, " did not end within ", absl::FormatDuration(timeout)));
     }
-    const size_t known = failed.size();
-    for (absl::string_view name : absl::StrSplit(ReadAll(reader.get()), '\n', absl::SkipEmpty())) {
-      failed.emplace_back(name);
+    const size_t before = known.size();
+    for (absl::string_view line : absl::StrSplit(ReadAll(reader.get()), '\n', absl::SkipEmpty())) {
+      known.emplace_back(line);
     }
-    if (exit != kExitStartAgain || failed.size() == known) {
+    if (exit != kExitStartAgain || known.size() == before) {
       return absl::InternalError(absl::StrCat(what, " failed"));
     }
   }

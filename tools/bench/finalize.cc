@@ -28,6 +28,8 @@ namespace stoker::bench {
 namespace {
 
 constexpr absl::Duration kReplayTimeout = absl::Seconds(1);
+// Of launches that report nothing; a replay takes 10 ms at most.
+constexpr absl::Duration kPeerTimeout = absl::Milliseconds(250);
 constexpr absl::Duration kGroupTimeout = absl::Seconds(1);
 constexpr int kTrialReplays = 3;
 
@@ -73,6 +75,10 @@ absl::StatusOr<CellData> MakeData(const FinalizeBenchOptions& options, const Cel
   return data;
 }
 
+absl::Duration TimeoutOf(const Contender& contender) {
+  return contender.own ? kReplayTimeout : kPeerTimeout;
+}
+
 // Launches once on poisoned outputs, and gives rank 0's; DataLoss if another rank has other bits
 // and the contender leaves any that mean something.
 absl::StatusOr<moe::NormResult> RunOnce(testing::StreamWorld& world, CellData& data,
@@ -85,7 +91,7 @@ absl::StatusOr<moe::NormResult> RunOnce(testing::StreamWorld& world, CellData& d
     STOKER_RETURN_IF_ERROR(contender.launch(rank, data.device[rank].finalize(),
                                             data.device[rank].norm(), world.stream(rank)));
   }
-  STOKER_RETURN_IF_ERROR(world.Synchronize(kReplayTimeout));
+  STOKER_RETURN_IF_ERROR(world.Synchronize(TimeoutOf(contender)));
   STOKER_ASSIGN_OR_RETURN(moe::NormResult first, data.device[0].Download());
   for (int rank = 1; contender.outputs && rank < world.world(); ++rank) {
     STOKER_ASSIGN_OR_RETURN(const moe::NormResult other, data.device[rank].Download());
@@ -111,7 +117,7 @@ absl::StatusOr<Entry> Trial(const FinalizeBenchOptions& options, testing::Stream
       }));
   double fastest = 0.0;
   for (int i = 0; i < kTrialReplays; ++i) {
-    STOKER_ASSIGN_OR_RETURN(const double time, timer.Replay(kReplayTimeout));
+    STOKER_ASSIGN_OR_RETURN(const double time, timer.Replay(TimeoutOf(contender)));
     if (i == 0 || time < fastest) fastest = time;
   }
   std::optional<RowErrors> errors;
@@ -137,7 +143,7 @@ absl::Status Replay(const FinalizeBenchOptions& options, const Cell& cell, Entry
                      .c_str());
   absl::Status status;
   for (int i = 0; i < options.replays_per_round && status.ok(); ++i) {
-    const absl::StatusOr<double> time = entry.timer.Replay(kReplayTimeout);
+    const absl::StatusOr<double> time = entry.timer.Replay(TimeoutOf(entry.contender));
     status = time.status();
     if (status.ok() && !warm_up) entry.times_us.push_back(*time);
   }
@@ -277,25 +283,29 @@ absl::Status BenchFinalize(const FinalizeBenchOptions& options, const std::vecto
   if (options.resume) {
     STOKER_ASSIGN_OR_RETURN(done, FinishedCells(options.out));
   }
-  const size_t cells = options.worlds.size() * options.hidden.size() * options.tokens.size();
+  const size_t count = options.worlds.size() * options.hidden.size() * options.tokens.size();
   size_t number = 0;
   const absl::Time start = absl::Now();
   absl::Status result;
   for (int world : options.worlds) {
     for (int hidden : options.hidden) {
+      std::vector<Cell> cells;
+      std::vector<std::string> names;
       for (int tokens : options.tokens) {
         const Cell cell{world, {tokens, hidden, options.type}};
-        absl::FPrintF(stderr, "cell %d of %d: world %d, hidden %d, tokens %d; %.0f s so far\n",
-                      ++number, cells, world, hidden, tokens,
-                      absl::ToDoubleSeconds(absl::Now() - start));
         if (done.count(CellKey(options.loopback ? "loopback" : "streams", cell)) > 0) continue;
-        result.Update(RunInChild(
-            absl::StrFormat("the cell world %d, hidden %d, tokens %d", world, hidden, tokens),
-            [&](CellRun& run) {
-              return options.loopback ? RunLoopbackCell(options, cell)
-                                      : RunCell(options, peers, cell, run);
-            }));
+        cells.push_back(cell);
+        names.push_back(absl::StrFormat("world %d, hidden %d, tokens %d", world, hidden, tokens));
       }
+      number += options.tokens.size() - cells.size();
+      if (cells.empty()) continue;
+      result.Update(RunInChild(names, [&](size_t i, CellRun& run) {
+        absl::FPrintF(stderr, "cell %d of %d: %s; %.0f s so far\n", number + i + 1, count, names[i],
+                      absl::ToDoubleSeconds(absl::Now() - start));
+        return options.loopback ? RunLoopbackCell(options, cells[i])
+                                : RunCell(options, peers, cells[i], run);
+      }));
+      number += cells.size();
     }
   }
   return result;

@@ -248,9 +248,9 @@ absl::Status BenchGuards(const FinalizeBenchOptions& options) {
     for (int hidden : options.hidden) {
       for (int tokens : options.tokens) {
         const Cell cell{world, {tokens, hidden, comm::WireType::kBf16}};
-        result.Update(RunInChild(
-            absl::StrFormat("the cell world %d, hidden %d, tokens %d", world, hidden, tokens),
-            [&](CellRun&) { return RunCell(options, cell); }));
+        result.Update(
+            RunInChild({absl::StrFormat("world %d, hidden %d, tokens %d", world, hidden, tokens)},
+                       [&](size_t, CellRun&) { return RunCell(options, cell); }));
       }
     }
   }

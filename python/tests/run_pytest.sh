@@ -4,4 +4,6 @@ set -euo pipefail
 python=$1
 file=$2
 export HOME="${HOME:-$TEST_TMPDIR}" PYTHONDONTWRITEBYTECODE=1 GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1
+# Graphs that another run has compiled would skip the passes under test.
+export TORCHINDUCTOR_CACHE_DIR="$TEST_TMPDIR/inductor"
 exec "$python" -m pytest -q -p no:cacheprovider --junitxml="${XML_OUTPUT_FILE:-/dev/null}" "$file"

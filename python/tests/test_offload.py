@@ -133,10 +133,10 @@ def test_the_partial_is_the_cold_addend_of_the_fused_op(checkpoint):
 
 
 BAD = {
-    "double": (lambda b: (b[0].double(), b[1], b[2]), "hidden is another dtype"),
+    "double": (lambda b: (b[0].double(), b[1], b[2]), "hidden is float64"),
     "strided": (lambda b: (b[0].repeat(1, 2)[:, ::2], b[1], b[2]), "hidden is not contiguous"),
     "columns": (lambda b: (b[0][:, :128].contiguous(), b[1], b[2]), "hidden has 128 columns"),
-    "ids short": (lambda b: (b[0], b[1].short(), b[2]), "topk_ids is another dtype"),
+    "ids short": (lambda b: (b[0], b[1].short(), b[2]), "topk_ids is int16"),
     "ids shape": (lambda b: (b[0], b[1][:1].contiguous(), b[2]), r"topk_ids has the shape \[1, 3\]"),
     "weights shape": (lambda b: (b[0], b[1], b[2][:, :2].contiguous()), r"topk_weights has the shape \[2, 2\]"),
     "weights dtype": (lambda b: (b[0], b[1], b[2].half()), "topk_weights is float16"),

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <string>
 #include <thread>
@@ -350,6 +352,31 @@ TEST_F(EngineTest, AForkedChildGetsAnError) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
+}
+
+// In a child with room for the stacks of some threads and not of all: the ones that started end.
+TEST_F(EngineTest, AThreadThatCannotStartIsAnError) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(30);
+    std::ifstream statm("/proc/self/statm");
+    rlim_t pages = 0;
+    statm >> pages;
+    const rlimit few{pages * 4096 + (256u << 20), pages * 4096 + (256u << 20)};
+    if (setrlimit(RLIMIT_AS, &few) != 0) _exit(2);
+    auto checkpoint = Checkpoint::Open(directory_);
+    if (!checkpoint.ok()) _exit(3);
+    EngineOptions options;
+    options.cache_bytes = 8 * SlotLayout((*checkpoint)->extents(0, 0)).slot_bytes;
+    options.compute_threads = 256;
+    const auto engine = Engine::Create(std::move(*checkpoint), kernel_, options);
+    const bool named = engine.status().code() == absl::StatusCode::kResourceExhausted &&
+                       engine.status().message().find("cannot start thread") != std::string::npos;
+    _exit(named ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "2, 3: set-up; 1: another outcome; a signal: it hung";
 }
 
 }  // namespace

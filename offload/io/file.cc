@@ -85,7 +85,8 @@ UniqueFd OpenDirect(int fd) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<File>> OpenPosixFile(const std::string& path) {
-  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // O_NONBLOCK: a named pipe is refused below instead of being waited for. Files ignore it.
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd.get() < 0) return ErrnoStatus(errno, absl::StrCat("open ", path));
   struct stat s;
   if (fstat(fd.get(), &s) != 0) return ErrnoStatus(errno, path);

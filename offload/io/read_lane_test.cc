@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -22,6 +24,17 @@ constexpr size_t kBytes = 300'001;  // the last page is not whole
 struct Free {
   void operator()(char* p) const { std::free(p); }
 };
+
+TEST(PosixFile, RefusesANamedPipeAtOnce) {
+  const std::string path = ::testing::TempDir() + "/pipe.safetensors";
+  unlink(path.c_str());
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  alarm(10);  // opened to be read, a pipe waits for a writer
+  const auto file = OpenPosixFile(path);
+  alarm(0);
+  EXPECT_EQ(file.status().code(), absl::StatusCode::kInvalidArgument) << file.status();
+  unlink(path.c_str());
+}
 
 enum class Kind { kPread, kUring };
 

@@ -75,6 +75,25 @@ absl::StatusOr<Tensor> ParseTensor(const std::string& name, const Json& json, ui
   return tensor;
 }
 
+// The format forbids it (https://github.com/huggingface/safetensors, "Format"); weights that are
+// scales as well would be read without complaint.
+absl::Status CheckNoOverlap(const std::vector<Tensor>& tensors) {
+  std::vector<const Tensor*> by_offset;
+  for (const Tensor& tensor : tensors) {
+    if (tensor.bytes > 0) by_offset.push_back(&tensor);
+  }
+  std::sort(by_offset.begin(), by_offset.end(),
+            [](const Tensor* a, const Tensor* b) { return a->offset < b->offset; });
+  for (size_t i = 1; i < by_offset.size(); ++i) {
+    const Tensor& before = *by_offset[i - 1];
+    if (by_offset[i]->offset - before.offset < before.bytes) {
+      return Bad(by_offset[i]->name, absl::StrCat("its bytes are also those of '", before.name,
+                                                  "'; the file is damaged"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<Tensor>> ParseSafetensorsHeader(absl::string_view text,
@@ -105,6 +124,7 @@ absl::StatusOr<std::vector<Tensor>> ParseSafetensorsHeader(absl::string_view tex
     STOKER_ASSIGN_OR_RETURN(Tensor tensor, ParseTensor(name, value, data_begin, file_size));
     tensors.push_back(std::move(tensor));
   }
+  STOKER_RETURN_IF_ERROR(CheckNoOverlap(tensors));
   return tensors;
 }
 

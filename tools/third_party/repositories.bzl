@@ -97,13 +97,16 @@ cc_library(
 googletest_repository = repository_rule(implementation = _googletest_impl, local = True)
 
 def _cuda_home(ctx):
-    candidates = [ctx.os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
-    return _find(ctx, [c for c in candidates if c], "The CUDA Toolkit", "see developer.nvidia.com/cuda-downloads, or set CUDA_HOME")
+    named = ctx.os.environ.get("CUDA_HOME", "")
+    return _find(ctx, [named or "/usr/local/cuda"], "The CUDA Toolkit", "see developer.nvidia.com/cuda-downloads, or set CUDA_HOME")
 
 def _cuda_impl(ctx):
     root = _cuda_home(ctx)
-    include = _find(ctx, [root + "/targets/x86_64-linux/include", root + "/include"], "The CUDA headers", "the CUDA Toolkit")
-    lib = _find(ctx, [root + "/targets/x86_64-linux/lib", root + "/lib64"], "The CUDA libraries", "the CUDA Toolkit")
+    whole = "the whole CUDA Toolkit, with its headers and static libraries"
+    include = _find(ctx, [root + "/targets/x86_64-linux/include", root + "/include"], "The folder of CUDA's headers", whole)
+    lib = _find(ctx, [root + "/targets/x86_64-linux/lib", root + "/lib64"], "The folder of CUDA's libraries", whole)
+    _find(ctx, [include + "/cuda_runtime.h"], "The CUDA runtime's header", whole)
+    _find(ctx, [lib + "/libcudart_static.a"], "The CUDA runtime", whole)
     ctx.symlink(include, "include")
     ctx.symlink(lib + "/libcudart_static.a", "lib/libcudart_static.a")
     ctx.file("defs.bzl", "CUDA_HOME = %r\n" % root)
@@ -129,7 +132,12 @@ cuda_repository = repository_rule(implementation = _cuda_impl, environ = ["CUDA_
 
 def _nccl_impl(ctx):
     root = _cuda_home(ctx)
-    header = _find(ctx, [root + "/include/nccl.h", "/usr/include/nccl.h"], "NCCL", _apt("libnccl-dev"))
+
+    # The CUDA Toolkit does not bring it; torch for CUDA does.
+    places = [root + "/include/nccl.h", "/usr/include/nccl.h"]
+    if not [place for place in places if ctx.path(place).exists]:
+        places.append(_site_packages(ctx) + "/nvidia/nccl/include/nccl.h")
+    header = _find(ctx, places, "NCCL's header", "tools/setup, or " + _apt("libnccl-dev"))
     ctx.symlink(header, "include/nccl.h")
     ctx.file("BUILD", """
 package(default_visibility = ["//visibility:public"])
@@ -143,20 +151,30 @@ cc_library(
 )
 """)
 
-nccl_repository = repository_rule(implementation = _nccl_impl, environ = ["CUDA_HOME"], local = True)
+nccl_repository = repository_rule(implementation = _nccl_impl, environ = ["CUDA_HOME", "HOME", "STOKER_CACHE"], local = True)
+
+def _installed(ctx, what, lock, package):
+    """The folder that tools/setup makes from a lock file: another clone's lock may be another one."""
+    cache = ctx.os.environ.get("STOKER_CACHE", ctx.os.environ.get("HOME", "/root") + "/.cache/stoker")
+    digest = ctx.execute(["sha256sum", str(ctx.path(Label("//tools:python/" + lock)))]).stdout
+    return _find(ctx, ["%s/%s-%s" % (cache, what, digest[:16])], package, "tools/setup")
+
+def _python(ctx):
+    return _installed(ctx, "python", "requirements.lock", "The Python environment with torch")
+
+def _site_packages(ctx):
+    lib = ctx.path(_python(ctx) + "/lib")
+    return str([f for f in lib.readdir() if f.basename.startswith("python3")][0]) + "/site-packages"
 
 def _torch_impl(ctx):
-    cache = ctx.os.environ.get("STOKER_CACHE", ctx.os.environ.get("HOME", "/root") + "/.cache/stoker")
-    python = ctx.path(cache + "/python")
-    if not python.exists:
-        fail("The Python environment with torch is missing (looked for %s). Install it: tools/setup" % python)
-    lib = [f for f in ctx.path(str(python) + "/lib").readdir() if f.basename.startswith("python3")][0]
-    include = str(lib) + "/site-packages/torch/include"
-    ctx.symlink(include, "include")
+    python = _python(ctx)
+    formats = _installed(ctx, "formats", "formats.lock", "The Python packages that write checkpoints")
+    torch = _site_packages(ctx) + "/torch"
+    ctx.symlink(torch + "/include", "include")
     ctx.file("python.sh", "#!/bin/sh\nexec %s/bin/python \"$@\"\n" % python, executable = True)
 
     # The same with the writers of checkpoints, which take seconds to import.
-    ctx.file("python_formats.sh", "#!/bin/sh\nPYTHONPATH=%s/formats exec %s/bin/python \"$@\"\n" % (cache, python), executable = True)
+    ctx.file("python_formats.sh", "#!/bin/sh\nPYTHONPATH=%s exec %s/bin/python \"$@\"\n" % (formats, python), executable = True)
     ctx.file("BUILD", """
 package(default_visibility = ["//visibility:public"])
 
@@ -181,7 +199,7 @@ cc_library(
     linkopts = ["-L%s/lib", "-Wl,--no-as-needed,-ltorch_cuda,--as-needed"],
     deps = [":cpu"],
 )
-""" % (str(lib) + "/site-packages/torch", str(lib) + "/site-packages/torch"))
+""" % (torch, torch))
 
 # torch, as tools/setup installs it.
 torch_repository = repository_rule(implementation = _torch_impl, environ = ["HOME", "STOKER_CACHE"], local = True)

@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "comm/group.h"
 #include "comm/nccl_library.h"
 #include "comm/thread_exchange.h"
@@ -23,7 +25,9 @@ using ::testing::HasSubstr;
 
 constexpr char kFake[] = "comm/libnccl_fake.so";
 
-std::string FakePath() { return std::string(std::getenv("TEST_SRCDIR")) + "/stoker/" + kFake; }
+std::string FakePath() {
+  return absl::StrCat(absl::NullSafeStringView(std::getenv("TEST_SRCDIR")), "/stoker/", kFake);
+}
 
 int FakeCount(const char* name) {
   void* library = dlopen(FakePath().c_str(), RTLD_NOW | RTLD_NOLOAD);

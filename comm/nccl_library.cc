@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <memory>
+
 #include "absl/strings/str_cat.h"
 #include "base/nccl_status.h"
 #include "base/status.h"
@@ -45,7 +47,7 @@ absl::StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string& name) {
         why == nullptr ? "" : why,
         "). Install NCCL (torch for CUDA brings it), or name its folder in LD_LIBRARY_PATH"));
   }
-  auto* nccl = new NcclLibrary();
+  std::unique_ptr<NcclLibrary> nccl(new NcclLibrary());
   decltype(&ncclGetVersion) get_version = nullptr;
   STOKER_RETURN_IF_ERROR(Find(library, "ncclGetVersion", get_version));
   STOKER_RETURN_IF_ERROR(
@@ -61,7 +63,7 @@ absl::StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string& name) {
   STOKER_RETURN_IF_ERROR(Find(library, "ncclCommAbort", nccl->comm_abort));
   STOKER_RETURN_IF_ERROR(Find(library, "ncclAllReduce", nccl->all_reduce));
   STOKER_RETURN_IF_ERROR(Find(library, "ncclGetLastError", nccl->get_last_error));
-  return nccl;
+  return nccl.release();  // lives as long as the process
 }
 
 absl::StatusOr<const NcclLibrary*> NcclLibrary::Get() {

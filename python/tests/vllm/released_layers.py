@@ -4,6 +4,7 @@ The released classes with parts that stand in for attention, experts and embeddi
 against the released one. Run by `tools/test --vllm`.
 """
 
+import dataclasses
 import pathlib
 import sys
 import tempfile
@@ -249,8 +250,6 @@ def test_what_the_gate_reads_has_these_names_in_vllms_configuration():
     """The gate takes a missing name for a feature that this vLLM has not; here none may be missing."""
     from vllm.config import CompilationConfig, CompilationMode, ModelConfig, ParallelConfig, PassConfig, VllmConfig
 
-    from stoker.vllm import gate
-
     names = {ParallelConfig: "pipeline_parallel_size data_parallel_size enable_expert_parallel enable_dbo use_ubatching"
                              " use_sequence_parallel_moe prefill_context_parallel_size decode_context_parallel_size"
                              " enable_eplb",
@@ -261,9 +260,54 @@ def test_what_the_gate_reads_has_these_names_in_vllms_configuration():
         known = set(dir(kind)) | set(getattr(kind, "__dataclass_fields__", ()))
         assert set(wanted.split()) <= known, (kind, set(wanted.split()) - known)
     assert [int(mode) for mode in CompilationMode] == [0, 1, 2, 3] and CompilationMode.VLLM_COMPILE == 3
-    config = VllmConfig(parallel_config=ParallelConfig(enable_dbo=True))
+
+
+REFUSED = {
+    "pipeline parallel size 2": ("parallel_config", "pipeline_parallel_size", 2),
+    "data parallel size 2": ("parallel_config", "data_parallel_size", 2),
+    "expert parallel": ("parallel_config", "enable_expert_parallel", True),
+    "expert load balancing": ("parallel_config", "enable_eplb", True),
+    "context parallel size 2": ("parallel_config", "decode_context_parallel_size", 2),
+    "context parallel size 4": ("parallel_config", "prefill_context_parallel_size", 4),
+    "dual-batch overlap": ("parallel_config", "enable_dbo", True),
+    "dual-batch overlap: two": ("parallel_config", "ubatch_size", 2),  # use_ubatching
+    "LoRA": (None, "lora_config", types.SimpleNamespace()),
+    "speculative decoding": (None, "speculative_config", types.SimpleNamespace()),
+    "sleep mode": ("model_config", "enable_sleep_mode", True),
+    "dtype float32": ("model_config", "dtype", torch.float32),
+    "compiled with DYNAMO_TRACE_ONCE": ("compilation_config", "mode", 2),
+}
+
+
+def engaging_config():
+    """vLLM's own configuration classes, with what this CPU platform makes of them undone."""
+    from vllm.config import CompilationMode, VllmConfig
+
+    config = VllmConfig()
     config.model_config = types.SimpleNamespace(dtype=torch.bfloat16, enable_sleep_mode=False)
-    assert "dual-batch overlap" in gate.reason_off("on", gate.facts_of(config, world=2))
-    config.parallel_config.enable_dbo = False
     config.compilation_config.mode = CompilationMode.NONE
+    return config
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_feature_is_refused_as_vllms_configuration_says_it(reason):
+    from stoker.vllm import gate
+
+    config = engaging_config()
     assert gate.reason_off("on", gate.facts_of(config, world=2)) is None
+    part, name, value = REFUSED[reason]
+    setattr(config if part is None else getattr(config, part), name, value)
+    assert reason in gate.reason_off("on", gate.facts_of(config, world=2))
+
+
+def test_sequence_parallel_experts_are_refused():
+    """In vLLM they come with expert and data parallel alone, which have reasons of their own in front."""
+    from stoker.vllm import gate
+
+    config = engaging_config()
+    config.parallel_config.enable_expert_parallel = True
+    config.parallel_config.tensor_parallel_size = config.parallel_config.data_parallel_size = 2
+    facts = gate.facts_of(config, world=2)
+    assert facts.sequence_parallel and gate.reason_off("on", facts) is not None
+    alone = dataclasses.replace(facts, expert_parallel=False, data_parallel=1)
+    assert "sequence parallelism" in gate.reason_off("on", alone)

@@ -61,12 +61,24 @@ absl::Status CheckSegment(const std::string& name, int fd, int64_t bytes, bool e
   return absl::OkStatus();
 }
 
+// Waits for a sweep alone, which holds its lock for three system calls.
+absl::Status LockShared(const std::string& name, int fd) {
+  while (flock(fd, LOCK_SH) != 0) {
+    if (errno != EINTR) return ErrnoStatus(errno, absl::StrCat("locking shared memory ", name));
+  }
+  return absl::OkStatus();
+}
+
 // A new segment, locked. RemoveAbandoned may take its name before it is: then another is made.
 absl::StatusOr<UniqueFd> CreateLocked(const std::string& name) {
   for (;;) {
     UniqueFd fd(shm_open(("/" + name).c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (fd.get() < 0) return ErrnoStatus(errno, absl::StrCat("creating shared memory ", name));
-    flock(fd.get(), LOCK_SH);
+    const absl::Status locked = LockShared(name, fd.get());
+    if (!locked.ok()) {
+      shm_unlink(("/" + name).c_str());
+      return locked;
+    }
     struct stat info {};
     if (fstat(fd.get(), &info) != 0 || info.st_nlink > 0) return fd;
   }
@@ -104,7 +116,7 @@ absl::StatusOr<SharedMemory> SharedMemory::Open(const std::string& name, int64_t
     return ErrnoStatus(errno, absl::StrCat("opening shared memory ", name,
                                            " (do all ranks share one IPC namespace?)"));
   }
-  flock(fd.get(), LOCK_SH);
+  STOKER_RETURN_IF_ERROR(LockShared(name, fd.get()));
   STOKER_RETURN_IF_ERROR(CheckSegment(name, fd.get(), bytes, /*exact=*/true));
   return Map(name, std::move(fd), bytes, /*write=*/true);
 }

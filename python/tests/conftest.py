@@ -1,7 +1,5 @@
 """Finds the package in the build tree."""
 
-import fcntl
-import os
 import pathlib
 import sys
 
@@ -9,10 +7,10 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+import gpu_lock as lock_file  # noqa: E402
+
 
 @pytest.fixture(scope="module")
 def gpu_lock():
-    """One GPU test at a time on a machine: the lock file of testing/gpu_lock.h."""
-    with open(f"/tmp/stoker-gpu-{os.geteuid()}.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with lock_file.held():
         yield

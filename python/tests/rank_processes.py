@@ -1,7 +1,9 @@
 """Runs a function in several rank processes, with gloo for the set-up."""
 
+import contextlib
 import ctypes
 import os
+import queue
 import signal
 import tempfile
 import time
@@ -26,9 +28,28 @@ def _rank_main(rank, world, store, body, results):
         results.put((rank, f"{type(error).__name__}: {error}"))
 
 
+def end(processes, seconds=2.0, after_kill=10.0):
+    """Every process is gone when this returns: killed where it is there after `seconds`.
+
+    RuntimeError names those that are there `after_kill` later still, in a driver's call for instance."""
+    limit = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, limit - time.monotonic()))
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+    limit = time.monotonic() + after_kill
+    for process in processes:
+        process.join(max(0.0, limit - time.monotonic()))
+    left = [f"{process.name} (process {process.pid})" for process in processes if process.is_alive()]
+    if left:
+        raise RuntimeError(f"{', '.join(left)} still there {after_kill:.0f} s after SIGKILL")
+
+
 def run(world, body, deadline=90, start="fork"):
     """The results of `body(rank, world)` by rank; every process is gone when it returns.
 
+    AssertionError names the ranks that did not return within `deadline` seconds; RuntimeError: see `end`.
     start: "spawn" for bodies that use a GPU; they must then be picklable."""
     context = mp.get_context(start)
     results = context.Queue()
@@ -38,18 +59,13 @@ def run(world, body, deadline=90, start="fork"):
         for process in processes:
             process.start()
         got = {}
-        end = time.monotonic() + deadline
+        limit = time.monotonic() + deadline
         try:
-            while len(got) < world and time.monotonic() < end:
-                if not results.empty():
-                    rank, result = results.get()
+            while len(got) < world and time.monotonic() < limit:
+                with contextlib.suppress(queue.Empty):
+                    rank, result = results.get(timeout=0.05)
                     got[rank] = result
-                time.sleep(0.01)
         finally:
-            for process in processes:
-                process.join(2)
-                if process.is_alive():
-                    process.kill()
-                    process.join()
+            end(processes)
     assert len(got) == world, f"only ranks {sorted(got)} of {world} returned within {deadline} s"
     return [got[r] for r in range(world)]

@@ -1,16 +1,12 @@
 """The ops on one GPU: eager, captured in a CUDA graph and replayed with changed inputs, compiled; one rank in this
 process, and two ranks in processes that share the GPU."""
 
-import os
-import tempfile
-
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import reference
 import stoker
+from rank_processes import run
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
               pytest.mark.usefixtures("gpu_lock")]
@@ -187,33 +183,16 @@ def test_a_cpu_tensor_is_refused():
             finalize(communicator, inputs)
 
 
-def _rank(rank, world, store, results):
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    try:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-        with stoker.Communicator.from_process_group(device="cuda:0", max_tokens=16, hidden_max=2880, name="gpu-two",
-                                                    timeout=30) as communicator:
-            inputs = worlds_inputs(world)
-            check(finalize(communicator, on_gpu(inputs[0][rank])), inputs[0])
-            capture_and_replay(communicator, inputs, rank)
-            check_all_reduce(communicator, rank, world)
-            assert communicator.health() is None
-        results.put((rank, "right"))
-    except Exception as error:  # reported to the parent, which fails the test
-        results.put((rank, f"{type(error).__name__}: {error}"))
+def _rank(rank, world):
+    with stoker.Communicator.from_process_group(device="cuda:0", max_tokens=16, hidden_max=2880, name="gpu-two",
+                                                timeout=30) as communicator:
+        inputs = worlds_inputs(world)
+        check(finalize(communicator, on_gpu(inputs[0][rank])), inputs[0])
+        capture_and_replay(communicator, inputs, rank)
+        check_all_reduce(communicator, rank, world)
+        assert communicator.health() is None
+    return "right"
 
 
 def test_two_ranks_in_processes_that_share_the_gpu():
-    context = mp.get_context("spawn")
-    results = context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [context.Process(target=_rank, args=(r, 2, folder + "/store", results)) for r in range(2)]
-        for process in processes:
-            process.start()
-        got = dict(results.get(timeout=150) for _ in processes)
-        for process in processes:
-            process.join(20)
-            if process.is_alive():
-                process.kill()
-                process.join()
-    assert got == {0: "right", 1: "right"}
+    assert run(2, _rank, deadline=150, start="spawn") == ["right", "right"]

@@ -103,14 +103,15 @@ def test_an_environment_without_anything_else_runs_the_ops(installed):
 
 
 def test_the_command_is_the_program_inside(installed):
-    done = subprocess.run([installed.parent / "stoker"], capture_output=True, text=True, cwd="/")
+    done = subprocess.run([installed.parent / "stoker"], capture_output=True, text=True, cwd="/", timeout=120)
     assert done.returncode == 2 and "stoker COMMAND" in done.stderr, done.stdout + done.stderr
 
 
 def test_the_bundled_abseil_is_used_where_the_system_has_another(installed):
     code = ("import stoker; "
             "print(*{line.split()[-1] for line in open('/proc/self/maps') if 'libabsl' in line}, sep='\\n')")
-    done = subprocess.run([installed, "-c", code], capture_output=True, text=True, cwd="/", check=True)
+    done = subprocess.run([installed, "-c", code], capture_output=True, text=True, cwd="/", check=True,
+                          timeout=120)
     mapped = done.stdout.split()
     assert mapped and all(path.startswith(str(installed.parents[1])) for path in mapped), mapped
 
@@ -119,7 +120,7 @@ def test_another_cuda_major_is_named(installed):
     code = ("import torch; torch.version.cuda = '12.8'; import stoker; "
             "stoker.Communicator.from_process_group(device='cpu').close(); print('the CPU ops work'); "
             "stoker.Communicator.from_process_group(device='cuda')")
-    done = subprocess.run([installed, "-c", code], capture_output=True, text=True, cwd="/")
+    done = subprocess.run([installed, "-c", code], capture_output=True, text=True, cwd="/", timeout=120)
     assert done.returncode == 1 and "the CPU ops work" in done.stdout, done.stdout + done.stderr
     assert "built for CUDA 13, torch was built for CUDA 12.8" in done.stderr, done.stderr
 
@@ -127,7 +128,8 @@ def test_another_cuda_major_is_named(installed):
 def test_a_torch_without_cuda_needs_no_cuda_library(installed):
     code = ("import torch; torch.version.cuda = None; import stoker; assert stoker.cuda_library() is None; "
             "print('cuda' in str({line for line in open('/proc/self/maps') if 'libstoker' in line}))")
-    done = subprocess.run([installed, "-c", code], capture_output=True, text=True, cwd="/", check=True)
+    done = subprocess.run([installed, "-c", code], capture_output=True, text=True, cwd="/", check=True,
+                          timeout=120)
     assert done.stdout.strip() == "False"
 
 

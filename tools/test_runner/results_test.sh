@@ -2,4 +2,4 @@
 # Runs the unit tests of the runner and reports them as one case each.
 set -euo pipefail
 cd "$(dirname "$0")"
-python3 -m unittest -v results_test kernel_table_test 2>&1
+python3 -m unittest -v bounded_test results_test kernel_table_test 2>&1

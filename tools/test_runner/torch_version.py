@@ -5,6 +5,7 @@ runs python/tests/installed_check.py: the import without a GPU, opcheck, and two
 """
 
 import argparse
+import json
 import os
 import pathlib
 import re
@@ -37,7 +38,7 @@ def environment(version) -> pathlib.Path:
 
 
 def run(root, version) -> tuple[bool, str]:
-    """(whether it passed, one line: the facts that the check printed, or the last words of what failed)."""
+    """(whether it passed, one line: the versions that the check printed, or the last words of what failed)."""
     try:
         python = environment(version)
         subprocess.run(["bazel", "build", "--noshow_progress", "//python:wheel"], cwd=root, check=True)
@@ -47,6 +48,13 @@ def run(root, version) -> tuple[bool, str]:
         done = subprocess.run([python, root / "python/tests/installed_check.py"], capture_output=True, text=True,
                               cwd="/", timeout=600)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        return False, str(error)
-    words = (done.stdout if done.returncode == 0 else done.stdout + done.stderr).strip().splitlines()
-    return done.returncode == 0, words[-1] if words else "no output"
+        what = "timed out" if isinstance(error, subprocess.TimeoutExpired) else f"exit status {error.returncode}"
+        words = [re.sub(r"^/.*/(?=.)", "", str(word)) for word in error.cmd]  # a record names no folder of a machine
+        return False, f"{' '.join(words)}: {what}"
+    words = (done.stdout if done.returncode == 0 else done.stdout + done.stderr).strip().splitlines() or ["no output"]
+    if done.returncode != 0:
+        return False, words[-1]
+    facts = json.loads(words[-1])
+    if not facts.pop("stoker").startswith(str(python.parents[1])):
+        return False, "the package was not imported from that environment"
+    return True, ", ".join(f"{name} {value}" for name, value in facts.items())

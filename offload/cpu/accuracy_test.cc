@@ -25,7 +25,8 @@ double ExactDot(const PackedMatrix& m, int row, int columns, const Row& in) {
     int zero = 8;
     if (m.zeros != nullptr) {  // nibble r % 8 of word [r / 8, block], two to a byte
       const int r = m.zero_row + row * m.zero_row_step;
-      const int byte = m.zeros[r / 8 * m.zero_stride + k / kGroup * 4 + r % 8 / 2];
+      const auto byte =
+          static_cast<uint8_t>(m.zeros[r / 8 * m.zero_stride + k / kGroup * 4 + r % 8 / 2]);
       zero = byte >> (r % 2 * 4) & 15;
     }
     sum += static_cast<double>(scale) * (nibble - zero) * in[k];
@@ -196,7 +197,8 @@ TEST(Swiglu, CloseToTheExactFunction) {
   e.intermediate = 1;
   e.scale_type = ScaleType::kFp32;
   e.gate = e.up = {weights, reinterpret_cast<const char*>(&scale), 16, 4};
-  for (float value = -80.0f; value < 80.0f; value += 0.37f) {
+  for (int step = 0; step < 433; ++step) {
+    const float value = -80.0f + 0.37f * static_cast<float>(step);
     std::vector<float> x(32, 0.0f);
     x[0] = value;
     const double in = 127.0f * (value / 127.0f);  // as quantised

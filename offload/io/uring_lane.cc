@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kWakeTag = UINT64_MAX;
 
-class UringLane : public ReadLane {
+class UringLane final : public ReadLane {
  public:
   static absl::StatusOr<std::unique_ptr<ReadLane>> Make(int depth) {
     auto lane = std::unique_ptr<UringLane>(new UringLane(depth));
@@ -71,8 +71,7 @@ class UringLane : public ReadLane {
   }
 
   void Wait(std::vector<ReadOutcome>* done) override {
-    int submitted;
-    while ((submitted = io_uring_submit_and_wait(&ring_, 1)) == -EINTR) {
+    while (io_uring_submit_and_wait(&ring_, 1) == -EINTR) {
     }
     io_uring_cqe* cqe;
     while (io_uring_peek_cqe(&ring_, &cqe) == 0) {

@@ -179,7 +179,7 @@ def test_a_cpu_tensor_is_refused():
                                                 timeout=10) as communicator:
         inputs = on_gpu(reference.make_inputs(3, 64, 4, rank=0))
         inputs["gamma"] = inputs["gamma"].cpu()
-        with pytest.raises(RuntimeError, match="gamma is on another device"):
+        with pytest.raises(RuntimeError, match="gamma is on the CPU and the rows are on cuda:0; all tensors"):
             finalize(communicator, inputs)
 
 

@@ -182,6 +182,12 @@ BAD = {
     "rows strided": (lambda i: i.update(rows=i["rows"].t().contiguous().t()), "rows is not contiguous"),
     "shared shape": (lambda i: i.update(shared=i["shared"][:2].contiguous()), r"shared has the shape \[2, 64\]"),
     "residual dtype": (lambda i: i.update(residual=i["residual"].half()), "residual is float16; bfloat16"),
+    "gamma dtype": (lambda i: i.update(gamma=i["gamma"].double()), "gamma is float64; bfloat16"),
+    "rows flat": (lambda i: i.update(rows=i["rows"].flatten()), r"rows has the shape \[2048\]; \[rows, hidden\]"),
+    "rows misaligned": (lambda i: i.update(rows=torch.cat([i["rows"].flatten()] * 2)[4:2052].view(32, 64)),
+                        "rows starts at .*; rows must be 16-byte aligned"),
+    "top_k 33": (lambda i: i.update(indices=torch.full((3, 33), -1, dtype=torch.int32), weights=torch.ones(3, 33)),
+                 "top_k is 33; it must be 1 to 32"),
     "index too large": (lambda i: i["indices"].fill_(10_000), "expanded index 10000"),
 }
 
@@ -199,6 +205,49 @@ def test_bad_input_is_named_and_the_next_call_works(case):
             assert "expanded index" in communicator.health()
             communicator.reset()
         call(communicator, reference.make_inputs(3, 64, 4, rank=0))
+
+
+@pytest.mark.parametrize("options,message", [
+    (dict(site=-1), "site is -1; it must be 0 to 2"), (dict(site=2**32), "site is 4294967296; it must be 0 to 2"),
+    (dict(eps=-1.0), "eps is -1; it must be finite and >= 0"),
+    (dict(weight_bias=float("nan")), "weight_bias is nan; it must be finite"),
+    (dict(routed_scaling_factor=float("inf")), "routed_scaling_factor is inf; it must be finite"),
+    (dict(cold=torch.zeros(2, 64)), r"cold has the shape \[2, 64\]; \[3, 64\]"),
+    (dict(cold=torch.zeros(3, 64).half()), "cold is float16; bfloat16 .* or float32 is expected")])
+def test_a_bad_option_is_named(communicator, options, message):
+    inputs = reference.make_inputs(3, 64, 4, rank=0)
+    with pytest.raises(RuntimeError, match=message):
+        call(communicator, inputs, **options)
+    call(communicator, inputs)
+
+
+BAD_OUTPUTS = {
+    "norm_out shape": (lambda i, o: o.update(norm_out=o["norm_out"][:2]), r"norm_out has the shape \[2, 64\]; \[3, 64\]"),
+    "norm_out dtype": (lambda i, o: o.update(norm_out=o["norm_out"].half()), "norm_out is float16; bfloat16"),
+    "norm_out strided": (lambda i, o: o.update(norm_out=o["norm_out"].t().contiguous().t()), "norm_out is not contig"),
+    "residual_out shape": (lambda i, o: o.update(residual_out=o["residual_out"].flatten()),
+                           r"residual_out has the shape \[192\]; \[3, 64\]"),
+    "one buffer for both": (lambda i, o: o.update(norm_out=o["residual_out"]), "norm_out overlaps residual_out"),
+    "the residual": (lambda i, o: o.update(norm_out=i["residual"]), "norm_out overlaps residual_in"),
+    "the rows": (lambda i, o: o.update(norm_out=i["rows"][:3]), "norm_out overlaps rows"),
+    "the shared row": (lambda i, o: o.update(residual_out=i["shared"]), "residual_out overlaps shared"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_OUTPUTS)
+def test_a_bad_output_is_named_and_nothing_is_written(communicator, case):
+    inputs = reference.make_inputs(3, 64, 4, rank=0)
+    outputs = {name: torch.full_like(inputs["residual"], 7) for name in ("residual_out", "norm_out")}
+    spoil, message = BAD_OUTPUTS[case]
+    spoil(inputs, outputs)
+    everything = {**inputs, **outputs}
+    before = {name: tensor.clone() for name, tensor in everything.items()}
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.stoker.moe_finalize_allreduce_rmsnorm.out(
+            inputs["rows"], inputs["indices"], inputs["weights"], inputs["gamma"], communicator.handle,
+            shared=inputs["shared"], residual=inputs["residual"], **outputs)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in everything.items())
+    call(communicator, reference.make_inputs(3, 64, 4, rank=0))
 
 
 @pytest.mark.parametrize("tokens,hidden,message", [(9, 64, "9 tokens; the communicator was created for 0 to 8"),

@@ -78,7 +78,9 @@ CudaCommunicator::~CudaCommunicator() {
 absl::Status CudaCommunicator::ChooseDevice(const CudaOptions& options) {
   const int device = options.device;
   int count = 0;
-  STOKER_CUDA(cudaGetDeviceCount(&count));
+  STOKER_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count),
+                                    "looking for a GPU (is there one, with a driver for CUDA 13, "
+                                    "and does CUDA_VISIBLE_DEVICES show it?)"));
   if (device >= count) {
     return absl::InvalidArgumentError(
         absl::StrCat("device ", device, ": this process sees ", count, " CUDA devices"));

@@ -1,10 +1,10 @@
 // The GPU member of a group: its workspace, the mappings of its peers' workspaces, its health page.
 //
 // Typical use, collective in every rank:
-//   auto communicator = CudaCommunicator::Create(options, exchange);
-//   moe::MoeFinalizeAllReduceRmsNorm(**communicator, ...);   // any number, ordered on the device
-//   communicator->Health();                                  // after a synchronise, or from a
-//   watcher communicator->Close(exchange);
+//   auto communicator = CudaCommunicator::Create(options, cuda_options, exchange);
+//   moe::MoeFinalizeAllReduceRmsNorm(**communicator, ...);  // any number, ordered on the device
+//   (*communicator)->Health();                              // after a synchronise, or watching
+//   (*communicator)->Close(exchange, timeout);
 //
 // Ownership: it owns its device memory (cudaMalloc, so that CUDA IPC can export it) and mappings,
 // and must outlive every launch on it and every graph that captured one. Close frees them once no
@@ -83,7 +83,7 @@ class CudaCommunicator {
   // For the launch code in moe/: the group's part of the kernel parameters.
   ExchangeParams Params() const;
   // Refuses a launch that is not ordered after the last one (kFailedPrecondition), or any after a
-  // failure or Close. Call right before launching, and Launched right after.
+  // failure or Close. Call right before launching, and AfterLaunch right after.
   absl::Status BeforeLaunch(cudaStream_t stream);
   absl::Status AfterLaunch(cudaStream_t stream);
 

@@ -222,7 +222,8 @@ def test_a_bad_option_is_named(communicator, options, message):
 
 
 BAD_OUTPUTS = {
-    "norm_out shape": (lambda i, o: o.update(norm_out=o["norm_out"][:2]), r"norm_out has the shape \[2, 64\]; \[3, 64\]"),
+    "norm_out shape": (lambda i, o: o.update(norm_out=o["norm_out"][:2]),
+                       r"norm_out has the shape \[2, 64\]; \[3, 64\]"),
     "norm_out dtype": (lambda i, o: o.update(norm_out=o["norm_out"].half()), "norm_out is float16; bfloat16"),
     "norm_out strided": (lambda i, o: o.update(norm_out=o["norm_out"].t().contiguous().t()), "norm_out is not contig"),
     "residual_out shape": (lambda i, o: o.update(residual_out=o["residual_out"].flatten()),

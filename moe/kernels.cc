@@ -19,9 +19,4 @@ const void* FindKernel(const KernelKey& key) {
   return best == nullptr ? nullptr : best->kernel;
 }
 
-int KernelCount() {
-  return static_cast<int>(FinalizeAndPlainKernels().size() + ReductionKernels().size() +
-                          AllReduceKernels().size() + NcclKernels().size());
-}
-
 }  // namespace stoker::moe

@@ -16,7 +16,4 @@ struct KernelKey {
 // The kernel's host-side address for cudaLaunchKernelExC, or null if the table has none.
 const void* FindKernel(const KernelKey& key);
 
-// How many kernels the table holds.
-int KernelCount();
-
 }  // namespace stoker::moe

@@ -117,8 +117,10 @@ class Communicator:
     `handle` is what the ops take. It owns the workspace and must outlive every launch and every CUDA graph that
     captured one. Close it on all ranks (`close()`, or as a context manager).
 
-    Threads: `health`, `abort` and `handle` from any thread at any time. Launches and `reset`/`close` are serialised
-    per communicator; launches must also be ordered on the device (one stream).
+    Threads: `health`, `abort`, `handle` and `repr` from any thread at any time; `set_timeout` from one thread at a
+    time, also while a launch waits. Launches and `reset`/`close` are serialised per communicator; launches must also be
+    ordered on the device (one stream). `from_process_group`, `reset` and `close` are collective: the same order on all
+    ranks.
     """
 
     def __init__(self, library, handle, device, gather, rank=""):

@@ -319,6 +319,15 @@ def test_a_missing_library_is_named_with_the_places_and_the_remedy(monkeypatch, 
         _library._find("libstoker_cpu.so")
 
 
+def test_a_timeout_out_of_range_is_refused(communicator):
+    for seconds in (0, -1.0, 1e6, float("nan"), True, "1"):
+        with pytest.raises(stoker.StokerError, match=r"0.001 to 86400 seconds \(24 h\) are supported"):
+            communicator.set_timeout(seconds)
+        for call_ in (communicator.reset, communicator.close):
+            with pytest.raises(stoker.StokerError, match="0.001 to 86400 seconds"):
+                call_(timeout=seconds)
+
+
 def test_a_closed_handle_is_an_error_and_closing_again_is_not():
     communicator = stoker.Communicator.from_process_group(device="cpu", max_tokens=8, hidden_max=64, name="closed")
     assert "capacity 8 tokens" in repr(communicator)

@@ -78,6 +78,26 @@ def test_a_missing_peer_at_start_is_named():
     assert "agreeing on the plan" in results[0] and "1" in results[0], results[0]
 
 
+def _shorter(rank, world):
+    with stoker.Communicator.from_process_group(device="cpu", max_tokens=16, hidden_max=64,
+                                                name="shorter") as communicator:
+        if rank == 1:
+            return "launched nothing"
+        communicator.set_timeout(0.2)
+        inputs = reference.make_inputs(3, 64, 4, rank)
+        start = time.monotonic()
+        try:
+            torch.ops.stoker.allreduce_rmsnorm(inputs["shared"], inputs["gamma"], communicator.handle)
+        except RuntimeError as error:
+            return f"{time.monotonic() - start < 30} {error}"
+        return "nothing was reported"
+
+
+def test_a_timeout_set_later_holds_and_the_late_rank_is_named():
+    result = run(2, _shorter)[0]
+    assert result.startswith("True ") and "rank 0 waited" in result and "for rank 1" in result, result
+
+
 def _plans_differ(rank, world):
     try:
         stoker.Communicator.from_process_group(device="cpu", max_tokens=16, hidden_max=64 * (rank + 1), name="differ",

@@ -26,6 +26,9 @@ ONLY_IN = [
     (re.compile(r"^torch/"), lambda path: path.parts[0] == "ops", "torch's headers belong to ops/"),
     (re.compile(r"^nccl\.h$"), lambda path: str(path).startswith("comm/nccl_"), "nccl.h belongs to comm/nccl_*"),
 ]
+# What nvcc compiles for the product: no header of these reaches it, directly or through others.
+DEVICE_CODE = re.compile(r"^(comm|moe)/.*\.cuh?$")
+NOT_ON_DEVICES = re.compile(r"^(absl|torch)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 
 
@@ -41,6 +44,20 @@ def breaches(path, text):
         for pattern, allowed, why in ONLY_IN:
             if pattern.match(include) and not allowed(path):
                 found.append(f"{path}: includes {include}; {why}")
+    return found
+
+
+def device_breaches(path, read):
+    """`path` is a name; read(name) gives the text of a file of ours, or None."""
+    found, seen, todo = [], {path}, [path]
+    while todo:
+        here = todo.pop()
+        for include in INCLUDE.findall(read(here)):
+            if NOT_ON_DEVICES.match(include):
+                found.append(f"{path}: reaches {include} through {here}; device code knows neither Abseil nor torch")
+            elif include not in seen and read(include) is not None:
+                seen.add(include)
+                todo.append(include)
     return found
 
 
@@ -114,7 +131,11 @@ def self_test():
         ("offload/BUILD", 'cc_library(name = "engine_cases", deps = ["//testing:inputs"])'),
         ("moe/BUILD", 'load("//tools/bazel:cuda.bzl", "cuda_library")'), ("tools/BUILD", 'x(deps = ["//ops:cpu"])'),
     ]
-    missed = [f"not found: {p}: {t}" for p, t in wrong_builds if not build_breaches(pathlib.PurePath(p), t)]
+    device = {"moe/a.cu": '#include "comm/b.h"', "comm/b.h": '#include "absl/time/time.h"',
+              "comm/c.cuh": '#include <cstdint>'}
+    wrong_device = [] if device_breaches("moe/a.cu", device.get) else ["not found: Abseil in moe/a.cu"]
+    missed = wrong_device + device_breaches("comm/c.cuh", device.get)
+    missed += [f"not found: {p}: {t}" for p, t in wrong_builds if not build_breaches(pathlib.PurePath(p), t)]
     missed += [f"wrongly found: {p}: {t}" for p, t in right_builds if build_breaches(pathlib.PurePath(p), t)]
     missed += [f"not found: {p}: {t}" for p, t in wrong if not breaches(pathlib.PurePath(p), t)]
     return missed + [f"wrongly found: {p}: {t}" for p, t in right if breaches(pathlib.PurePath(p), t)]
@@ -123,10 +144,12 @@ def self_test():
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
     found = self_test()
-    count = 0
-    for path, text in sources(root):
-        count += 1
-        found += breaches(path, text)
+    texts = {str(path): text for path, text in sources(root)}
+    for path, text in texts.items():
+        found += breaches(pathlib.PurePath(path), text)
+        if DEVICE_CODE.match(path):
+            found += device_breaches(path, texts.get)
+    count = len(texts)
     for path in sorted(root.glob("*/**/BUILD")):
         if path.relative_to(root).parts[0] in FOLDERS:
             count += 1

@@ -27,6 +27,7 @@ VARIABLES = (
 # Of others.
 FOREIGN = (
     Variable("VLLM_LOGGING_LEVEL", "a level", "at DEBUG and INFO the plug-in says why it is off", "stoker.vllm"),
+    Variable("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "1", "a server stays where the plug-in would end it", "stoker.vllm"),
     Variable("PROMETHEUS_MULTIPROC_DIR", "a folder", "the plug-in's counters are published there",
              "stoker.vllm.metrics"),
 )

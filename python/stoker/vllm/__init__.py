@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import sys
 
-from stoker.vllm import gate
+from stoker.vllm import gate, server_exit
 
 logger = logging.getLogger("vllm.stoker")
 
@@ -63,4 +63,7 @@ def _register():
 
     for architecture, replacement in MODELS.items():
         ModelRegistry.register_model(architecture, replacement)
+    keeps_alive = os.environ.get("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "0") not in ("", "0")
+    if multiprocessing.parent_process() is None and server_exit.is_vllms_own_program() and not keeps_alive:
+        server_exit.listen()
     return None

@@ -9,9 +9,10 @@ import logging
 import os
 import threading
 
+from stoker.vllm import server_exit
+
 POLL_SECONDS = 0.2
-GRACE_SECONDS = 1.0
-EXIT_STATUS = 70  # EX_SOFTWARE of sysexits.h
+GRACE_SECONDS = 0.5
 
 logger = logging.getLogger("vllm.stoker")
 
@@ -29,9 +30,10 @@ class Watcher(threading.Thread):
             report = self._health()
             if report is None:
                 continue
-            logger.error("%s; this worker ends in %.0f s", report, self._grace)
+            server_exit.tell(report)
+            logger.error("%s; this worker ends in %.1f s", report, self._grace)
             if not self._ended.wait(self._grace):
-                self._end(EXIT_STATUS)
+                self._end(server_exit.EXIT_STATUS)
             return
 
     def stop(self):

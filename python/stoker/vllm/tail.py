@@ -11,7 +11,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from stoker.vllm import reference
+from stoker.vllm import reference, server_exit
 
 PLAIN, EXPERTS = "allreduce_rmsnorm", "moe_finalize_allreduce_rmsnorm"
 _counters = collections.Counter()
@@ -129,4 +129,5 @@ class Tail:
         """Raises with the report's words if any rank of the group has reported a failure: one read of host memory."""
         report = None if self.communicator is None else self.communicator.health()
         if report is not None:
+            server_exit.tell(report)
             raise RuntimeError(f"{report} (the engine stops: this step's tokens are not to be used)")

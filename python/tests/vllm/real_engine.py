@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -281,15 +282,18 @@ def test_a_failure_in_serving_ends_the_stream_with_the_error_and_the_engine(mode
                 failed_at = time.monotonic()
                 fault.touch()
         stream_seconds = time.monotonic() - failed_at
-        process.wait(30)
-        engine_seconds = time.monotonic() - failed_at
+        status = process.wait(30)
+        server_seconds = time.monotonic() - failed_at
     got, text = serving.token_ids(events), log.read_text(encoding="utf-8")
-    print(f"the stream ended {stream_seconds:.1f} s after the failure, the server {engine_seconds:.1f} s after it")
+    print(f"the stream ended {stream_seconds:.1f} s after the failure, the server {server_seconds:.1f} s after it")
     assert 10 <= len(got) < 300 and got == healthy[:len(got)], "a token of a failed step reached the client"
     errors = [event for event in events if isinstance(event, dict) and "error" in event]
     assert len(errors) == 1 and [event for event in events if event != "[DONE]"][-1] is errors[0]
     assert "the group was stopped by the host of rank 1" in text
-    assert stream_seconds < 5 and "EngineCore encountered a fatal error" in text
+    assert "EngineCore encountered a fatal error" in text and "died unexpectedly (exit code: 70)" in text
+    engine = re.search(r"EngineCore \(process \d+\) (ended with status 1\b|does not end and is killed)", text)
+    assert engine is not None, text[-4000:]
+    assert status == 70 and stream_seconds < 5 and server_seconds < 5
 
 
 def check_metrics(page):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import stoker
-from stoker.vllm import health, tail as tails
+from stoker.vllm import health, server_exit, tail as tails
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from test_ranks import run  # noqa: E402
@@ -147,7 +147,7 @@ def watch(report, **options):
 def test_the_watcher_ends_the_worker_after_its_grace(caplog):
     reports = iter([None, None])
     watcher, ended, statuses = watch(lambda: next(reports, "stoker: rank 1 aborted"), grace=0.05)
-    assert ended.wait(10) and statuses == [health.EXIT_STATUS]
+    assert ended.wait(10) and statuses == [server_exit.EXIT_STATUS]
     assert "rank 1 aborted" in caplog.text
     watcher.stop()
 

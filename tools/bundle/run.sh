@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the GPU tests of the bundle that this script lies in, and writes logs into FOLDER.
+# Runs the GPU tests of the bundle that this script lies in, and writes logs into FOLDER, and a line of JSON for each
+# part into FOLDER/gpu_tests.jsonl: what docs/benchmarks has of such runs.
 #   ./run.sh FOLDER [gpu] [processes] [nccl] [mps] [python] [layers] [flashinfer] [sanitizer] [demo]   (default: all)
 # Needs a driver for CUDA 13; `python` needs a python3 with torch 2.10 or newer for CUDA 13 and pytest;
 # `layers` and `flashinfer` need those too, `layers` Triton; `mps`, these two and `sanitizer` need
@@ -12,17 +13,27 @@ mkdir -p "$folder"
 failed=0
 # What docs/benchmarks/fault_plans.jsonl is made of.
 export STOKER_FAULT_ROWS=$folder/fault_plans.jsonl
-gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1)
+gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null | head -1)
+if [ -z "$gpu" ]; then
+  echo "no GPU: nvidia-smi is missing or lists none" >&2
+  exit 1
+fi
 export STOKER_FAULT_RUN="\"gpu\":\"$gpu\",\"date\":\"$(date -u +%F)\""
+kernels=$(cat "$here/kernels_hash")
 
 step() { # name, seconds, command...
   local name=$1 seconds=$2
   shift 2
+  local start=$SECONDS
   timeout "$seconds" "$@" > "$folder/$name.log" 2>&1
   local status=$?
+  local took=$((SECONDS - start))
   local verdict
   verdict=$(grep -E 'PASSED|FAILED|passed|failed|ERROR SUMMARY|RACECHECK SUMMARY|held' "$folder/$name.log" | tail -1)
   echo "$name: exit $status; ${verdict:0:150}"
+  verdict=$(tr -d '"\\\000-\037' <<< "${verdict:0:150}" | sed 's/^[ =]*//; s/[ =]*$//')
+  printf '{"part":"%s","exit":%d,"verdict":"%s","seconds":%d,"ptx_hash":"%s",%s}\n' \
+    "$name" $status "$verdict" $took "$kernels" "$STOKER_FAULT_RUN" >> "$folder/gpu_tests.jsonl"
   [ $status = 0 ] || failed=1
 }
 

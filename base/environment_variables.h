@@ -1,7 +1,8 @@
 // The environment variables that Stoker's C++ code reads: a documented field and a row of the table
 // each. They are read once, where a program starts, or a group or an engine is created, and passed
-// on as values. Those of the Python package are in python/stoker/environment.py; those that only
-// tests read in testing/README.md (tools/checks/environment.py keeps all three true).
+// on as values. Those of the Python package are in python/stoker/environment_variables.py; those
+// that only tests read in testing/README.md (tools/checks/environment_variables.py keeps all three
+// true).
 #pragma once
 
 #include <cstdint>

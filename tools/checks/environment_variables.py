@@ -1,10 +1,11 @@
 """Every environment variable that is read stands in a table, and every table is true.
 
-    tools/checks/environment.py ROOT
+    tools/checks/environment_variables.py ROOT
 
-The product's: EnvironmentVariables::Rows (base/environment_variables.cc) and VARIABLES (python/stoker/environment.py),
-which together are the table of README.md, word for word, with STOKER_CACHE, which the scripts read. Those that only
-tests read: the table of testing/README.md. Product C++ reads the environment in base/environment_variables.cc alone.
+The product's: EnvironmentVariables::Rows (base/environment_variables.cc) and VARIABLES
+(python/stoker/environment_variables.py), which together are the table of README.md, word for word, with STOKER_CACHE,
+which the scripts read. Those that only tests read: the table of testing/README.md. Product C++ reads the environment in
+base/environment_variables.cc alone.
 """
 
 import pathlib
@@ -49,7 +50,7 @@ def breaches(path, text, product, of_tests, foreign):
     if path.suffix in (".cc", ".h") and not is_test(path) and "getenv(" in text and str(path) != WHERE_READ:
         found.append(f"{path}: calls getenv; {WHERE_READ} alone does, and passes values on")
     if path.parts[:2] == ("python", "stoker"):
-        found += [f"{path}: reads {name}, which python/stoker/environment.py does not have"
+        found += [f"{path}: reads {name}, which python/stoker/environment_variables.py does not have"
                   for name in FOREIGN_READ.findall(text) if name not in foreign | product]
     return found
 
@@ -83,7 +84,7 @@ def compare(page, written, meant):
 
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
-    python = runpy.run_path(str(root / "python/stoker/environment.py"))
+    python = runpy.run_path(str(root / "python/stoker/environment_variables.py"))
     product = rows_of_cpp((root / WHERE_READ).read_text(encoding="utf-8"))
     product |= {v.name: (v.values, v.meaning) for v in python["VARIABLES"]}
     of_tests = rows_of_page((root / "testing/README.md").read_text(encoding="utf-8"))

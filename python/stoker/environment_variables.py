@@ -1,7 +1,7 @@
 """The environment variables that the Python package reads, all of them.
 
-Those of the C++ code are in base/environment_variables.h; tools/checks/environment.py keeps both, the README's table
-and the code together.
+Those of the C++ code are in base/environment_variables.h; tools/checks/environment_variables.py keeps both, the
+README's table and the code together.
 """
 
 import typing

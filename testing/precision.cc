@@ -16,15 +16,12 @@ float Small(int column) { return std::ldexp(static_cast<float>(128 + column), -9
 
 // What token `token` sums to over all ranks and routes.
 double Exact(int token, int column) {
-  switch (token) {
-    case 0:  // on every rank: large + small - large + 0 over the routes
-      return kPrecisionWorld * static_cast<double>(Small(column));
-    case 1:  // on rank 0 alone: the routes give small, the shared row adds large, the cold row
-             // takes it
-      return Small(column);
-    default:  // rank 0 large, rank 1 small, rank 2 -large, rank 3 nothing
-      return Small(column);
-  }
+  const double small = Small(column);
+  // On every rank: large + small - large + 0 over the routes.
+  if (token == 0) return kPrecisionWorld * small;
+  // Token 1, on rank 0 alone: the routes give small, the shared row adds large, the cold row takes
+  // it. Token 2: rank 0 large, rank 1 small, rank 2 -large, rank 3 nothing.
+  return small;
 }
 
 float Row(int token, int rank, int route, int column) {

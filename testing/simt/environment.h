@@ -60,9 +60,9 @@ class SimtEnvironment {
     return value;
   }
   uint16_t LoadInput16(const void* p) {
-    const uintptr_t address = reinterpret_cast<uintptr_t>(p);
-    const uint32_t word = LoadInput32(reinterpret_cast<const void*>(address & ~uintptr_t{3}));
-    return static_cast<uint16_t>(word >> (address & 2u) * 8u);
+    const uintptr_t odd_half = reinterpret_cast<uintptr_t>(p) & 2u;
+    const uint32_t word = LoadInput32(static_cast<const char*>(p) - odd_half);
+    return static_cast<uint16_t>(word >> odd_half * 8u);
   }
   void StoreOutput(comm::Packet* p, const comm::Packet& packet) { StoreWords(p, packet); }
   comm::Packet LoadPacket(const comm::Packet* p) {

@@ -133,6 +133,7 @@ absl::Status AllHit(const std::string& folder, const offload::ExpertKernel& kern
   std::vector<double> engine_us;
   std::vector<double> plain_us;
   constexpr int kPasses = 10;
+  constexpr int kTokensAPass = kExperts / kTopK;
   const clockid_t clock = threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
   const auto measure = [&](bool first) {
     auto& times = first ? engine_us : plain_us;
@@ -142,7 +143,7 @@ absl::Status AllHit(const std::string& folder, const offload::ExpertKernel& kern
                                      first ? pass_of_engine() : pass_of_plain();
                                    }
                                  }) /
-                    (kPasses * kExperts / kTopK));
+                    (kPasses * kTokensAPass));
   };
   for (int pair = 0; pair < pairs; ++pair) {
     measure(pair % 2 == 0);

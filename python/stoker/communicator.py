@@ -2,12 +2,14 @@
 
 import ctypes
 import datetime
+import logging
 
 import torch
 import torch.distributed as dist
 
 from stoker import _library, group_facts
 
+_log = logging.getLogger("stoker")
 _MESSAGE_BYTES = 4096
 _NCCL_MAX_TOKENS = 2048
 
@@ -143,7 +145,8 @@ class Communicator:
         another order and rounds on the way. None: 2048 where NCCL is there, max_tokens is below, and no two of several
         ranks share a GPU; a number: StokerError where NCCL cannot be had; 0: no NCCL. Without it such calls are errors.
         The workspace is made here, by cudaMalloc, and never grows: a captured graph keeps its addresses. Each call
-        makes one of its own, so two engines in one process share nothing.
+        makes one of its own, so two engines in one process share nothing. Its bytes and the rest of the plan are logged
+        (logger "stoker", INFO), and in the communicator's repr.
         Raises StokerError naming what is wrong or who is missing; UnsupportedGroupError on all ranks where the group is
         beyond what is supported; StokerError while a CUDA graph is captured.
         """
@@ -180,6 +183,7 @@ class Communicator:
         communicator = cls(library, 0, device, gather, _name_rank(group))
         communicator._call(library.stoker_create, ctypes.byref(options), ctypes.byref(handle))
         communicator.handle = handle.value
+        _log.info("%r", communicator)
         return communicator
 
     def _call(self, function, *arguments):

@@ -1,6 +1,7 @@
 """The ops in one process: a group of one rank on the CPU."""
 
 import os
+import re
 
 import pytest
 import torch
@@ -328,9 +329,16 @@ def test_a_timeout_out_of_range_is_refused(communicator):
                 call_(timeout=seconds)
 
 
+def test_the_plan_is_logged_with_the_workspaces_bytes(caplog):
+    with caplog.at_level("INFO", logger="stoker"), stoker.Communicator.from_process_group(
+            device="cpu", max_tokens=8, hidden_max=64, name="logged") as communicator:
+        assert repr(communicator) in caplog.text
+        bytes_ = int(re.search(r"group logged: rank 0 of 1, capacity 8 tokens.* workspace (\d+) bytes", caplog.text)[1])
+        assert bytes_ >= 2 * 8 * 64 * 2  # two halves of one source
+
+
 def test_a_closed_handle_is_an_error_and_closing_again_is_not():
     communicator = stoker.Communicator.from_process_group(device="cpu", max_tokens=8, hidden_max=64, name="closed")
-    assert "capacity 8 tokens" in repr(communicator)
     communicator.close()
     communicator.close()
     with pytest.raises(RuntimeError, match="not open in this process"):

@@ -241,7 +241,93 @@ def _never_defer(rank):
     return "done"
 
 
-@pytest.mark.parametrize("body", [_forward, _refusals, _registered, _never_defer])
+def modular_runner(reduce, top_k=TOP_K, weight_on_input=False):
+    """(runner, x, weights, rows in the order [token, route]): a released modular kernel with the released finalize, and
+    experts of the test whose output is every route's row, or with `reduce` by themselves the weighted sum."""
+    import vllm.model_executor.layers.fused_moe.modular_kernel as mk
+    from vllm.model_executor.layers.fused_moe.prepare_finalize.no_dp_ep import MoEPrepareAndFinalizeNoDPEPModular
+    from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
+
+    from stoker.vllm.runner import StokerMoERunner
+
+    def rows_of(x, w2, ids):
+        return torch.einsum("tk,tenk->ten", x.float(), w2[ids].float()).bfloat16()
+
+    class Experts(mk.FusedMoEExpertsModular):
+        expects_unquantized_inputs, a2_scale, quant_config = True, None, None
+
+        def workspace_shapes(self, m, n, k, topk, *rest):
+            return (0,), (0,), (m, k) if reduce is TopKWeightAndReduceNoOP else (m, topk, k)
+
+        def finalize_weight_and_reduce_impl(self):
+            return reduce()
+
+        def apply(self, output, hidden_states, w2, topk_weights, topk_ids, **rest):
+            rows = rows_of(hidden_states, w2, topk_ids)
+            if reduce is TopKWeightAndReduceNoOP:
+                rows = (rows.float() * topk_weights.unsqueeze(-1)).sum(1).bfloat16()
+            output.copy_(rows)
+
+    Experts.__abstractmethods__ = frozenset()
+    experts = object.__new__(Experts)
+    experts.moe_config = types.SimpleNamespace(moe_parallel_config=None)
+    finalize = MoEPrepareAndFinalizeNoDPEPModular()
+    kernel = types.SimpleNamespace(impl=mk.FusedMoEKernelModularImpl(finalize, experts),
+                                   output_is_reduced=finalize.output_is_reduced)
+    x, w2 = drawn(TOKENS, HIDDEN, seed=1), drawn(EXPERTS, HIDDEN, HIDDEN, seed=2) / 8
+    weights, ids = torch.topk(torch.softmax(drawn(TOKENS, EXPERTS, seed=3).float(), -1), top_k)
+    runner = fake_runner(StokerMoERunner, 7)
+    runner.routed_experts.quant_method.moe_kernel = kernel
+    runner._forward_impl = lambda hidden, logits, shared_in, input_ids: (None, kernel.impl.apply(
+        hidden, torch.empty(EXPERTS, 2 * HIDDEN, HIDDEN), w2, ids, weights, global_num_experts=EXPERTS,
+        apply_router_weight_on_input=weight_on_input))
+    given = x * weights.bfloat16() if weight_on_input else x
+    return runner, x, weights, rows_of(given, w2, ids)
+
+
+def _modular(rank):
+    """Tier B where a GPU's kernels have it: at the finalize of the modular kernel."""
+    import vllm._custom_ops as ops
+    from vllm.model_executor.layers.fused_moe import topk_weight_and_reduce as reduces
+    from vllm.model_executor.layers.fused_moe.moe_output import UnfinalizedMoEOutput
+
+    from stoker.vllm.runner import CatchingPrepareFinalize
+
+    ops.moe_sum = lambda rows, out: out.copy_(rows.float().sum(1))  # the released finalize's own op, missing on a CPU
+    for reduce in (reduces.TopKWeightAndReduceDelegate, reduces.TopKWeightAndReduceContiguous):
+        runner, x, weights, rows = modular_runner(reduce)
+        summed = (rows.float() * weights.unsqueeze(-1)).sum(1)
+        caught, _ = runner.stoker_experts(x, None, None, None, catch=True)
+        assert isinstance(caught, UnfinalizedMoEOutput) and torch.equal(caught.expert_weights, weights)
+        assert torch.equal(caught.gemm2_permuted[caught.expanded_idx_to_permuted_idx.long()], rows)
+        finalize = runner.routed_experts.quant_method.moe_kernel.impl.prepare_finalize
+        assert type(finalize) is CatchingPrepareFinalize and not finalize.stoker_on and finalize.caught is None
+        own, _ = runner.stoker_experts(x, None, None, None, catch=False)  # a step above the workspace
+        assert isinstance(own, torch.Tensor) and (own.float() - summed).abs().max() < 0.05
+    # Experts that sum inside their kernel give the sum.
+    runner, x, weights, rows = modular_runner(reduces.TopKWeightAndReduceNoOP)
+    share, _ = runner.stoker_experts(x, None, None, None, catch=True)
+    assert torch.equal(share, (rows.float() * weights.unsqueeze(-1)).sum(1).bfloat16())
+    # Weights that went into the input are not applied again.
+    runner, x, _, rows = modular_runner(reduces.TopKWeightAndReduceDelegate, top_k=1, weight_on_input=True)
+    caught, _ = runner.stoker_experts(x, None, None, None, catch=True)
+    assert torch.equal(caught.expert_weights, torch.ones(TOKENS, 1))
+    assert torch.equal(caught.gemm2_permuted.view(TOKENS, 1, HIDDEN), rows)
+    runner.routed_experts.quant_method.moe_kernel.output_is_reduced = lambda: True
+    with pytest.raises(RuntimeError, match="already sums over ranks"):
+        runner.stoker_experts(x, None, None, None, catch=True)
+    # After an error inside the experts vLLM's own finalize is back.
+    def fail(*arguments):
+        raise RuntimeError("inside")
+
+    runner._forward_impl = fail
+    with pytest.raises(RuntimeError, match="inside"):
+        runner.stoker_experts(x, None, None, None, catch=True)
+    assert not runner.routed_experts.quant_method.moe_kernel.impl.prepare_finalize.stoker_on
+    return "done"
+
+
+@pytest.mark.parametrize("body", [_forward, _refusals, _registered, _never_defer, _modular])
 def test_on_two_ranks(body):
     assert on_ranks(body) == ["done", "done"]
 

@@ -6,6 +6,10 @@ import pathlib
 
 import torch
 
+# Architectures that ran the tests; for the others the code is inside and nobody has run it.
+GPUS_TESTED = ("sm_90",)
+CUDA_MAJOR, TORCH_MIN = 13, "2.10"  # what the libraries are built for: CUDA, and the first torch with their stable ABI
+
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 # Beside the package when installed; in the build tree the libraries lie in the folder ops.
 _FOLDERS = (_PACKAGE / "lib", _PACKAGE.parents[1] / "ops", pathlib.Path.cwd() / "ops")
@@ -29,12 +33,11 @@ def cpu_library() -> ctypes.CDLL:
 
 def no_cuda_reason() -> str | None:
     """Why this torch cannot have the CUDA ops, or None. The CPU ops work all the same."""
-    built_for = 13
     if torch.version.cuda is None:
         return "torch was built without CUDA"
-    if int(torch.version.cuda.split(".")[0]) != built_for:
-        return (f"built for CUDA {built_for}, torch was built for CUDA {torch.version.cuda}; "
-                f"install a torch for CUDA {built_for}")
+    if int(torch.version.cuda.split(".")[0]) != CUDA_MAJOR:
+        return (f"built for CUDA {CUDA_MAJOR}, torch was built for CUDA {torch.version.cuda}; "
+                f"install a torch for CUDA {CUDA_MAJOR}")
     return None
 
 

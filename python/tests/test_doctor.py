@@ -61,13 +61,30 @@ def test_a_bad_config_is_named_with_its_key(tmp_path, capsys, text, words):
 
 
 def test_the_summary_counts_and_groups(capsys):
-    lines = doctor.summary([("a", None), ("b", "why"), ("c", "why")])
-    assert lines == ["fused: 1 of 3 sums over ranks", "  not b and 1 more: why"]
+    places = [(f"layer {layer} {kind}", reason) for layer, kind, reason in (
+        (0, "attention", None), (0, "experts", "dense"), (1, "attention", None), (1, "experts", None),
+        (2, "attention", "why"), (2, "experts", None), (3, "attention", None), (3, "experts", "dense"))]
+    assert doctor.summary(places) == [
+        "fused: 5 of 8 sums over ranks: attention of layers 0-1, 3, experts of layers 1-2",
+        "  not experts of layers 0, 3: dense", "  not attention of layer 2: why"]
+    assert doctor.summary(places[1:2])[0] == "fused: 0 of 1 sums over ranks"
+
+
+def test_gpus_that_do_not_reach_each_other_keep_the_plug_in_off(monkeypatch):
+    monkeypatch.setenv("STOKER_VLLM", "on")
+    assert doctor.plug_in_reason(QWEN, 2, "sm_90") is None
+    assert "no peer access" in doctor.plug_in_reason(QWEN, 2, "sm_90", peers=False)
+    monkeypatch.setattr(doctor.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(doctor.torch.cuda, "can_device_access_peer", lambda a, b: a == 0)
+    assert not doctor.peer_access(2) and doctor.peer_access(4)  # 4: too few are here to tell
+    monkeypatch.setenv("STOKER_VLLM_TIERS", "none")
+    assert "letters of A, B and C" in doctor.plug_in_reason(QWEN, 2, "sm_90")
 
 
 def test_the_installation_is_described_without_a_model(capsys):
     assert doctor.main([]) == 0
-    assert "torch " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "torch " in said and "ABI: torch's stable one, of 2.10 and later; CUDA 13" in said
 
 
 @pytest.mark.parametrize("words, refusal", [

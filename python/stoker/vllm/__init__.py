@@ -58,7 +58,7 @@ def _register():
     reason = gate.version_reason(vllm.__version__)
     if reason is not None:
         return reason
-    gate.max_tokens(), gate.rows()  # refuse a bad value here, by name
+    gate.max_tokens(), gate.tiers()  # refuse a bad value here, by name
     from vllm.model_executor.models import ModelRegistry
 
     for architecture, replacement in MODELS.items():

@@ -26,6 +26,7 @@ class Engagement:
     reason: str | None = None
     tail: tails.Tail | None = None
     compiled: bool = False  # by vLLM, with the graph pass; else the layers are replaced
+    untested: str = ""  # what no test of this project has run
 
 
 def prepare(vllm_config, eager=False) -> Engagement:
@@ -41,6 +42,7 @@ def prepare(vllm_config, eager=False) -> Engagement:
     reason = gate.reason_off(mode, facts) or register_runner()
     if reason is None and compiled and fuse_pass.in_use():
         reason = "another compiled model of this process has the graph pass"
+    reason = _of_any_rank(group, reason)
     if reason is not None:
         return Engagement(mode, reason)
     hidden, capacity = vllm_config.model_config.get_hidden_size(), gate.max_tokens()
@@ -50,12 +52,12 @@ def prepare(vllm_config, eager=False) -> Engagement:
         communicator, reason = _communicator(group, capacity, hidden)
         if reason is not None:
             return Engagement(mode, reason)
-    tail = tails.Tail(_device_group(group), capacity, hidden, communicator, unfused=_vllms_own, rows=gate.rows())
+    tail = tails.Tail(_device_group(group), capacity, hidden, communicator, unfused=_vllms_own, rows="B" in facts.tiers)
     if compiled:
         from stoker.vllm import graph_tier
 
         graph_tier.install(vllm_config, tail, group.unique_name)
-    return Engagement(mode, tail=tail, compiled=compiled)
+    return Engagement(mode, tail=tail, compiled=compiled, untested=gate.untested(facts.device))
 
 
 def _communicator(group, capacity, hidden):
@@ -70,13 +72,20 @@ def _communicator(group, capacity, hidden):
             nccl_max_tokens=0)  # larger calls are vLLM's own
     except stoker.StokerError as caught:
         error = str(caught)
-    made = torch.tensor(0 if communicator is None else 1)
-    dist.all_reduce(made, op=dist.ReduceOp.MIN, group=group.cpu_group)
-    if made.item() == 0:  # on all ranks or on none
+    reason = _of_any_rank(group, error)
+    if reason is not None:
         if communicator is not None:
             communicator.close()
-        return None, error or "another rank could not make its communicator"
+        return None, reason
     return communicator, None
+
+
+def _of_any_rank(group, reason):
+    """This rank's reason, else that of the first rank that has one, else None: so all ranks go the same way.
+    Collective over the tensor-parallel group."""
+    reasons = [None] * group.world_size
+    dist.all_gather_object(reasons, reason, group=group.cpu_group)
+    return reason or next((f"rank {rank}: {theirs}" for rank, theirs in enumerate(reasons) if theirs), None)
 
 
 def _vllms_own(partial, residual, gamma, eps):
@@ -132,7 +141,8 @@ def _facts(vllm_config, group):
         peers = all(torch.cuda.can_device_access_peer(group.device.index, other)
                     for other in range(min(count, group.world_size)) if other != group.device.index)
     hosts = 1 if all(in_the_same_node_as(group.cpu_group, 0)) else 2
-    return gate.facts_of(vllm_config, group.world_size, hosts=hosts, device=device, peer_access=peers)
+    return gate.facts_of(vllm_config, group.world_size, hosts=hosts, device=device, peer_access=peers,
+                         switched_on=gate.tiers())
 
 
 def arm(model, engagement):
@@ -215,4 +225,6 @@ def summary(engagement, norms, experts, layers, why_not):
     by = "by graph pass, " if engagement.compiled else ""
     text = (f"Stoker is on ({engagement.mode}): {norms} attention and {experts} expert tails of {layers} layers, {by}"
             f"up to {tail.capacity} tokens, {how}")
-    return text + ("" if not why_not else "; not fused: " + ", ".join(why_not))
+    if why_not:
+        text += "; not fused: " + ", ".join(why_not)
+    return text + (f"; untested here: {engagement.untested}" if engagement.untested else "")

@@ -3,6 +3,8 @@
 import dataclasses
 import os
 
+from stoker._library import GPUS_TESTED
+
 MODES = ("auto", "on", "off", "reference")
 
 # The releases of vLLM that the tests run with (`tools/test --vllm`). On any other the plug-in stays off.
@@ -13,6 +15,9 @@ WORLDS = (2, 4, 8)
 FASTER = frozenset()
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_103")
 MAX_TOKENS_DEFAULT = 128
+# A: the layers of eager models. B: experts leave their rows un-finalized where they can. C: the graph pass of models
+# that vLLM compiles.
+TIERS = frozenset("ABC")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Facts:
     hosts: int = 1
     device: str = "cpu"  # "cpu", or the GPU architecture such as "sm_90"
     peer_access: bool = True
+    tiers: frozenset = TIERS  # that STOKER_VLLM_TIERS leaves on
 
 
 def mode_of(environment=None):
@@ -53,6 +59,13 @@ def version_reason(version):
     if plain in TESTED_VLLM:
         return None
     return f"vLLM {version} is untested; tested: {', '.join(TESTED_VLLM)}"
+
+
+def untested(device):
+    """What of this device no test of the project has run, for the line that says what is on; "" for nothing."""
+    if device == "cpu":
+        return ""
+    return "vLLM on a GPU" if device in GPUS_TESTED else f"vLLM on a GPU, and {device}"
 
 
 def reason_off(mode, facts):
@@ -75,6 +88,8 @@ def reason_off(mode, facts):
         (facts.sleep_mode, "sleep mode: it would release memory that peers have mapped"),
         (facts.compilation not in ("none", "vllm"),
          f"the model is compiled with {facts.compilation}; supported: vLLM's own compilation, or --enforce-eager"),
+        (facts.compilation == "none" and "A" not in facts.tiers, "STOKER_VLLM_TIERS leaves out A: eager models"),
+        (facts.compilation == "vllm" and "C" not in facts.tiers, "STOKER_VLLM_TIERS leaves out C: compiled models"),
         (facts.graph_pass_taken, "another post_grad_custom_post_pass is set, and vLLM takes one"),
         (facts.opaque_config, "additional_config is an object of another plug-in's, and a compiled graph's cache key"
                               " needs a place there"),
@@ -89,7 +104,7 @@ def reason_off(mode, facts):
     return next((reason for refused, reason in checks if refused), None)
 
 
-def facts_of(vllm_config, world, hosts=1, device="cpu", peer_access=True):
+def facts_of(vllm_config, world, hosts=1, device="cpu", peer_access=True, switched_on=TIERS):
     """Reads a vllm.config.VllmConfig. world, hosts: of the tensor-parallel group."""
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     compilation = vllm_config.compilation_config
@@ -114,6 +129,7 @@ def facts_of(vllm_config, world, hosts=1, device="cpu", peer_access=True):
         hosts=hosts,
         device=device,
         peer_access=peer_access,
+        tiers=switched_on,
     )
 
 
@@ -125,12 +141,12 @@ def _compilation(compilation):
     return mode
 
 
-def rows(environment=None):
-    """Whether experts leave their rows un-finalized where they can: STOKER_VLLM_ROWS, on unless it is `off`."""
-    text = (os.environ if environment is None else environment).get("STOKER_VLLM_ROWS", "on").strip().lower()
-    if text not in ("on", "off"):
-        raise ValueError(f"STOKER_VLLM_ROWS={text!r}; on or off is needed")
-    return text == "on"
+def tiers(environment=None):
+    """Those that are on: STOKER_VLLM_TIERS, all of TIERS unless it names fewer."""
+    text = (os.environ if environment is None else environment).get("STOKER_VLLM_TIERS", "ABC").strip().upper()
+    if not text or not TIERS.issuperset(text):
+        raise ValueError(f"STOKER_VLLM_TIERS={text!r}; letters of A, B and C are needed (STOKER_VLLM=off for none)")
+    return frozenset(text)
 
 
 def max_tokens(environment=None):

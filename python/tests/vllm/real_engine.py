@@ -56,6 +56,11 @@ def compiling(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
 def cuda_norm(tmp_path_factory):
     """Beside the package, a plug-in that gives stock's norm the roundings of its CUDA kernel."""
     return entry_points(tmp_path_factory.mktemp("cuda_norm"), OURS + "cuda_norm = cuda_norm_plugin:register\n")
@@ -172,7 +177,7 @@ def test_how_far_each_layer_is_from_an_fp32_run(model, installed, cuda_norm, tmp
     paths = [PACKAGE, installed]
     stock = run_sequences(model, paths, tmp_path / "stock", "off", sequences)
     cuda = run_sequences(model, [PACKAGE, HERE, cuda_norm], tmp_path / "cuda", "off", sequences)
-    sums = run_sequences(model, paths, tmp_path / "sums", "on", sequences, STOKER_VLLM_ROWS="off")
+    sums = run_sequences(model, paths, tmp_path / "sums", "on", sequences, STOKER_VLLM_TIERS="AC")
     rows = run_sequences(model, paths, tmp_path / "rows", "on", sequences)
     assert [streams.shape for streams, _ in stock] == [streams.shape for streams, _ in exact]
     runs = dict(stock=stock, cuda=cuda, sums=sums, rows=rows)
@@ -194,12 +199,27 @@ def test_how_far_each_layer_is_from_an_fp32_run(model, installed, cuda_norm, tmp
         assert mean <= 1.05 and median <= 1.05 and other <= allowed, ratios
 
 
-def test_off_and_not_installed_give_the_same_tokens(model, installed):
+def test_off_auto_and_not_installed_give_the_same_tokens(model, installed):
+    """`auto` is what a user has who sets nothing; it stays off where no measured row says that fused is faster."""
     off, lines = engine(model, installed, "off")
     assert len(lines) == 1 and "Stoker is off: STOKER_VLLM=off" in lines[0]
+    auto, lines = engine(model, installed, "auto")
+    assert len(lines) == 1 and "Stoker is off: no measured row says that fused is faster on cpu with 2" in lines[0]
     stock, lines = engine(model, installed, None)
     assert lines == []
-    assert off["tokens"] == stock["tokens"]
+    assert off["tokens"] == auto["tokens"] == stock["tokens"]
+
+
+def test_a_tier_that_is_switched_off_is_not_used(model, installed, compiling, cache):
+    """Without A an eager model is vLLM's own, without C a compiled one; B: the distance from an FP32 run has both."""
+    for without, paths, how in (("A", [PACKAGE, installed], []), ("C", [PACKAGE, HERE, compiling], ["--compiled"])):
+        done, lines = start(model, paths, "--counters", *how, STOKER_VLLM="on", VLLM_CACHE_ROOT=str(cache),
+                            STOKER_VLLM_TIERS="ABC".replace(without, ""))
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        assert len(lines) == 1 and f"Stoker is off: STOKER_VLLM_TIERS leaves out {without}" in lines[0], lines
+        line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+        counted = json.loads(line.removeprefix("RESULT "))["counters"]
+        assert all("fused" not in name for counters in counted for name in counters), counted
 
 
 def test_a_failed_worker_ends_the_engine_with_the_report(model, installed):
@@ -220,11 +240,6 @@ def compiled_engine(model, compiling, cache, mode):
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     return json.loads(line.removeprefix("RESULT ")), lines
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
 
 
 def test_a_compiled_model_has_the_graph_pass_in_every_layer(model, compiling, cache):

@@ -327,7 +327,24 @@ def _modular(rank):
     return "done"
 
 
-@pytest.mark.parametrize("body", [_forward, _refusals, _registered, _never_defer, _modular])
+def _agreement(rank):
+    """A reason of one rank keeps all of them off, and is named."""
+    import os
+
+    from stoker.vllm import engage, gate, tail as tails
+
+    os.environ["STOKER_VLLM"] = "on"
+    engage._facts = lambda config, group: gate.Facts(peer_access=rank == 0)
+    engagement = engage.prepare(None)
+    assert engagement.tail is None
+    assert engagement.reason == ("rank 1: " if rank == 0 else "") + "no peer access between the GPUs of the group"
+    said = engage.summary(engage.Engagement("on", tail=tails.Tail(None, 8, HIDDEN), untested=gate.untested("sm_80")),
+                          2, 2, 2, [])
+    assert said.endswith("; untested here: vLLM on a GPU, and sm_80"), said
+    return "done"
+
+
+@pytest.mark.parametrize("body", [_forward, _refusals, _registered, _never_defer, _modular, _agreement])
 def test_on_two_ranks(body):
     assert on_ranks(body) == ["done", "done"]
 

@@ -32,6 +32,8 @@ REASONS = {
     "another post_grad_custom_post_pass": dict(graph_pass_taken=True),
     "additional_config is an object": dict(opaque_config=True),
     "dtype float32": dict(dtype="float32"),
+    "leaves out A": dict(tiers=frozenset("BC")),
+    "leaves out C": dict(tiers=frozenset("AB"), compilation="vllm"),
     "GPU sm_75": dict(device="sm_75"),
     "no peer access": dict(device="sm_90", peer_access=False),
 }
@@ -82,10 +84,24 @@ def test_max_tokens():
             gate.max_tokens({"STOKER_VLLM_MAX_TOKENS": bad})
 
 
-def test_rows():
-    assert gate.rows({}) and gate.rows({"STOKER_VLLM_ROWS": "on"}) and not gate.rows({"STOKER_VLLM_ROWS": " Off"})
-    with pytest.raises(ValueError, match="on or off"):
-        gate.rows({"STOKER_VLLM_ROWS": "no"})
+def test_what_nobody_has_run_is_named():
+    assert gate.untested("cpu") == "" and gate.untested("sm_90") == "vLLM on a GPU"
+    assert gate.untested("sm_100") == "vLLM on a GPU, and sm_100"
+
+
+def test_tiers():
+    assert gate.tiers({}) == gate.TIERS == set("ABC") and gate.tiers({"STOKER_VLLM_TIERS": " ca"}) == {"A", "C"}
+    for bad in ("", "D", "A,B", "off"):
+        with pytest.raises(ValueError, match="letters of A, B and C"):
+            gate.tiers({"STOKER_VLLM_TIERS": bad})
+
+
+@pytest.mark.parametrize("left,compilation,reason", [
+    ("BC", "none", "leaves out A"), ("AB", "vllm", "leaves out C"), ("AC", "none", None), ("AC", "vllm", None),
+    ("A", "none", None), ("C", "vllm", None)])
+def test_each_tier_has_its_switch(left, compilation, reason):
+    got = gate.reason_off("on", gate.Facts(compilation=compilation, tiers=frozenset(left)))
+    assert got is None if reason is None else reason in got
 
 
 def config(**changes):

@@ -76,7 +76,8 @@ for what in "${@:-gpu processes nccl mps python layers flashinfer sanitizer demo
       step gpu_process_tests_mps 300 "$here/bin/gpu_process_tests"
       mps_stop ;;
     python)
-      with_package step python_gpu 300 python3 -m pytest -q -p no:cacheprovider "$here/python/tests/test_gpu.py" ;;
+      with_package step python_gpu 300 python3 -m pytest -q -p no:cacheprovider \
+        "$here/python/tests/test_gpu.py" "$here/python/tests/test_failing_step.py" ;;
     layers)  # decoder layers of two ranks on one GPU
       mps_start "layers" || continue
       with_package step layer_mock 180 python3 "$here/python/tests/layer_mock.py" --results="$folder/layer_mock.jsonl"

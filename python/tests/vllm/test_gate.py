@@ -62,6 +62,37 @@ def test_auto_needs_a_measured_row(monkeypatch):
     assert "no measured row" in gate.reason_off("auto", gate.Facts(device="sm_90", world=8))
 
 
+ARCHITECTURE_OF = {"NVIDIA A100": "sm_80", "NVIDIA H100": "sm_90", "NVIDIA H200": "sm_90", "NVIDIA B200": "sm_100",
+                   "NVIDIA B300": "sm_103"}
+
+
+def measured_faster(lines):
+    """(architecture, ranks) whose rows, of several GPUs, all say that fused is faster than the best other way."""
+    runs = {}
+    for line in lines:
+        row = json.loads(line)
+        if row.get("op") == "finalize" and row.get("placement") == "gpus":
+            case = runs.setdefault((row["gpu"], row["world"]), {}).setdefault(
+                (row["run"], row["hidden"], row["tokens"], row["dtype"], row["top_k"]), {})
+            case[row["kernel"]] = row["us_median"]
+    return {(ARCHITECTURE_OF[" ".join(gpu.split()[:2])], world) for (gpu, world), cases in runs.items()
+            if all(case["stoker"] < min(time for kernel, time in case.items()
+                                        if not kernel.startswith(("stoker", "floor"))) for case in cases.values())}
+
+
+def test_auto_has_no_more_than_the_benchmark_rows_say():
+    def row(kernel, median, world=2, placement="gpus", tokens=1):
+        return json.dumps(dict(op="finalize", kernel=kernel, us_median=median, world=world, placement=placement,
+                               tokens=tokens, gpu="NVIDIA H200 SXM", run="1", hidden=7168, dtype="bf16", top_k=8))
+
+    rows = [row("stoker", 3), row("unfused", 5), row("pr6631", 4), row("floor", 1), row("stoker", 5, 4, tokens=1),
+            row("unfused", 6, 4, tokens=1), row("stoker", 9, 4, tokens=64), row("unfused", 8, 4, tokens=64),
+            row("stoker", 1, 8, "streams"), row("unfused", 2, 8, "streams")]
+    assert measured_faster(rows) == {("sm_90", 2)}
+    benchmarks = pathlib.Path(gate.__file__).parents[3] / "docs/benchmarks"
+    assert gate.FASTER <= measured_faster((benchmarks / "h200.jsonl").read_text().splitlines())
+
+
 def test_an_untested_version_stays_off():
     assert all(gate.version_reason(version) is None for version in gate.TESTED_VLLM)
     assert gate.version_reason(gate.TESTED_VLLM[0] + "+cpu") is None

@@ -29,6 +29,7 @@ def environment(version) -> pathlib.Path:
     python, complete = folder / "bin" / "python", folder / "complete"
     # The newest one is looked for each time; an interrupted installation goes on where it was.
     if version == NEWEST or not complete.exists():
+        print(f"Installing torch {version} (about 5 GB on disk) into {folder}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         wanted = "torch" if version == NEWEST else f"torch=={version}"
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--upgrade", "--disable-pip-version-check",

@@ -1,3 +1,4 @@
+#include "comm/cuda_environment.cuh"
 #include "testing/gpu/chain.h"
 
 namespace stoker::testing {
@@ -18,9 +19,10 @@ __device__ void Delay() {
 }
 
 __device__ void BeginWithDelay() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  comm::CudaEnvironment environment;
+  environment.LaunchDependents();
   Delay();
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  environment.GridDependencyWait();
   Delay();
 }
 

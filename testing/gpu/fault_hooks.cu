@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(moe::kThreadsMax, 1)
   comm::RunLaunch<comm::OneShot<comm::Bf16, 4>, 1>(Env(params), params, producer, epilogue);
 }
 
-__global__ void Impatient() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__global__ void Impatient() { comm::CudaEnvironment().LaunchDependents(); }
 
 const void* FaultKernel(FaultHook hook) {
   switch (hook) {

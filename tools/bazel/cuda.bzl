@@ -15,7 +15,7 @@ _ARCHS = {
 }
 
 def _archs(ctx):
-    return getattr(ctx.attr, "archs", None) or _ARCHS[ctx.var.get("stoker_archs", "default")]
+    return ctx.attr.archs or _ARCHS[ctx.var.get("stoker_archs", "default")]
 
 def _run_nvcc(ctx, source, output, arguments, context):
     includes = []
@@ -90,6 +90,8 @@ _ATTRS = {
     "hdrs": attr.label_list(allow_files = [".h", ".cuh", ".inc"]),
     "deps": attr.label_list(providers = [CcInfo]),
     "copts": attr.string_list(),
+    # Instead of the build's, for what others cannot run or is tested by itself.
+    "archs": attr.string_list(),
     # False only for what others ship with other numbers: the peers of the benchmarks.
     "exact": attr.bool(default = True),
     "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
@@ -115,7 +117,6 @@ def _cuda_ptx_impl(ctx):
 
 cuda_ptx = rule(
     implementation = _cuda_ptx_impl,
-    # archs: instead of the build's.
-    attrs = dict(_ATTRS, archs = attr.string_list()),
+    attrs = _ATTRS,
     fragments = ["cpp"],
 )

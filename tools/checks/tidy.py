@@ -10,9 +10,11 @@ import subprocess
 import sys
 
 LINES_MAX = 450
-COLUMNS_MAX = {".h": 100, ".cc": 100, ".cu": 100, ".cuh": 100, ".inc": 120, ".py": 120, ".sh": 120, ".md": 0}
+# 0: any number. "": BUILD files and scripts.
+COLUMNS_MAX = {".h": 100, ".cc": 100, ".cu": 100, ".cuh": 100, ".inc": 120, ".py": 120, ".sh": 120, ".md": 0, ".bzl": 0,
+               "": 0}
 # Files above LINES_MAX, each with its reason.
-LONG_FILES = {}
+LONG_FILES = {"docs/benchmarks/h200.md": "generated, a line a cell"}
 MARKS = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK"]) + r")\b")
 FOLDERS = ["base", "comm", "moe", "offload", "ops", "python", "testing", "tools"]
 NEED_README = FOLDERS
@@ -59,8 +61,9 @@ def self_test():
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
     found = self_test()
-    paths = [p.relative_to(root) for folder in FOLDERS for p in sorted((root / folder).rglob("*"))
-             if p.is_file() and p.suffix in COLUMNS_MAX]
+    everything = [p for folder in [*FOLDERS, "docs", ".ci"] for p in sorted((root / folder).rglob("*"))]
+    paths = [p.relative_to(root) for p in everything + sorted(root.glob("[A-Z]*"))
+             if p.is_file() and p.suffix in COLUMNS_MAX and "corpus" not in p.parts]
     for path in paths:
         found += breaches(path, (root / path).read_text(encoding="utf-8"))
     found += unformatted(root, paths)

@@ -97,14 +97,19 @@ cc_library(
 googletest_repository = repository_rule(implementation = _googletest_impl, local = True)
 
 def _cuda_home(ctx):
+    """Where bin/nvcc lies: as CUDA_HOME says, else the system's, else what tools/setup has installed."""
     named = ctx.os.environ.get("CUDA_HOME", "")
-    return _find(ctx, [named or "/usr/local/cuda"], "The CUDA Toolkit", "see developer.nvidia.com/cuda-downloads, or set CUDA_HOME")
+    if not named and not ctx.path("/usr/local/cuda/bin/nvcc").exists:
+        return _installed(ctx, "cuda", "cuda.lock", "The CUDA Toolkit") + "/nvidia/cu13"
+    root = named or "/usr/local/cuda"
+    _find(ctx, [root + "/bin/nvcc"], "The CUDA Toolkit", "correct CUDA_HOME, or unset it and run tools/setup")
+    return root
 
 def _cuda_impl(ctx):
     root = _cuda_home(ctx)
     whole = "the whole CUDA Toolkit, with its headers and static libraries"
     include = _find(ctx, [root + "/targets/x86_64-linux/include", root + "/include"], "The folder of CUDA's headers", whole)
-    lib = _find(ctx, [root + "/targets/x86_64-linux/lib", root + "/lib64"], "The folder of CUDA's libraries", whole)
+    lib = _find(ctx, [root + "/targets/x86_64-linux/lib", root + "/lib64", root + "/lib"], "The folder of CUDA's libraries", whole)
     _find(ctx, [include + "/cuda_runtime.h"], "The CUDA runtime's header", whole)
     _find(ctx, [lib + "/libcudart_static.a"], "The CUDA runtime", whole)
     ctx.symlink(include, "include")
@@ -128,7 +133,7 @@ cc_library(
 )
 """)
 
-cuda_repository = repository_rule(implementation = _cuda_impl, environ = ["CUDA_HOME"], local = True)
+cuda_repository = repository_rule(implementation = _cuda_impl, environ = ["CUDA_HOME", "HOME", "STOKER_CACHE"], local = True)
 
 def _nccl_impl(ctx):
     root = _cuda_home(ctx)
